@@ -1,0 +1,60 @@
+"""Writing files so that nothing is ever half there: temporary name, flush to disk, rename."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .errors import KnnlmError
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON to path atomically."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    with open(temporary, "w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; a damaged file is the user's to mend."""
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise KnnlmError(f"{path} is damaged ({error}); delete its folder and make it again") from error
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def check_disk_space(folder: Path, needed: int, purpose: str) -> None:
+    """Fail before the work starts when the disk cannot hold its result."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise KnnlmError(
+            f"{purpose} needs {human_bytes(needed)} but {folder} has {human_bytes(free)} free; "
+            "free some space or choose a folder on another disk"
+        )
+
+
+def disk_full(error: OSError, path: Path) -> KnnlmError:
+    """The sentence for a write that failed because the disk or the quota is full (other errors are re-raised)."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return KnnlmError(f"the disk is full: {path} could not be written; free some space and run the same command again")

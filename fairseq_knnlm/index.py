@@ -1,0 +1,295 @@
+"""FAISS indexes of a datastore: what a spec means, training, adding, writing atomically, opening.
+
+    DIR/index/<name>/index.json     spec, resolved factory string, metric, which keys it was built from
+    DIR/index/<name>/index.faiss    an ordinary FAISS index (absent for ``flat``, which searches the stored keys)
+"""
+
+import logging
+import os
+import re
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Optional
+
+import faiss
+import numpy as np
+from tqdm import tqdm
+
+from .datastore import Datastore
+from .errors import KnnlmError
+from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+PRESETS = ("auto", "paper", "flat")
+POINTS_PER_CENTROID = 100  # faiss warns below 39; more trains longer for little
+ADD_BLOCK = 1 << 16
+CHECKPOINT_SECONDS = 300
+
+
+@dataclass
+class IndexInfo:
+    """What index.json says."""
+
+    name: str
+    spec: str  # as asked for
+    factory: Optional[str]  # as given to FAISS; None: no index file, the stored keys are searched
+    metric: str
+    entries: int
+    dim: int
+    keys_fingerprint: str
+    sha256: Optional[str] = None
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class IndexPlan:
+    """What will be built, and why."""
+
+    factory: Optional[str]
+    train_size: int
+    bytes: int
+    why: str
+
+
+# --- what a spec means ----------------------------------------------------------------------------------------------
+
+
+def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -> IndexPlan:
+    """Resolve a preset or a factory string for a datastore of this size."""
+    if spec == "flat":
+        return IndexPlan(None, 0, 0, "no index: every query is compared with every stored key")
+    if spec == "auto":
+        return _plan_auto(entries, dim, key_dtype)
+    if spec == "paper":
+        if dim % 64:
+            raise KnnlmError(f"the paper's 64-byte codes need a dimension that 64 divides, not {dim}; use auto")
+        return _plan_factory("IVF4096,PQ64", entries, dim, metric, sample=1_000_000)
+    return _plan_factory(spec, entries, dim, metric)
+
+
+def _plan_auto(entries: int, dim: int, key_dtype: str) -> IndexPlan:
+    if entries < 20_000:
+        return IndexPlan(None, 0, 0, f"no index: {entries:,} entries are searched exactly in no time")
+    # Around 2,500 entries a cluster, so that the default nprobe of 32 visits as many at every size.
+    clusters = 1 << max(3, min(16, round(np.log2(entries / 2500))))
+    key_bytes = 2 if key_dtype == "float16" else 4
+    exact = entries * (dim * key_bytes + 8)
+    train = min(entries, clusters * POINTS_PER_CENTROID)
+    if exact < 0.6 * _available_memory():
+        codec = "SQfp16" if key_dtype == "float16" else "Flat"
+        why = f"{clusters} clusters holding the keys themselves, which fit in memory: no rescoring needed"
+        return IndexPlan(f"IVF{clusters},{codec}", train, exact + clusters * dim * 4, why)
+    codes = next(m for m in (128, 64, 32, 16, 8, 4, 2, 1) if dim % m == 0 and 2 * m <= dim)
+    why = f"{clusters} clusters of 4-bit codes ({codes // 2} bytes a key), since the keys do not fit in memory"
+    return IndexPlan(f"IVF{clusters},PQ{codes}x4fs", train, entries * (codes // 2 + 8) + clusters * dim * 4, why)
+
+
+def _plan_factory(factory: str, entries: int, dim: int, metric: str, sample: int = 0) -> IndexPlan:
+    clusters = re.search(r"IVF(\d+)", factory)
+    why = "as given"
+    if clusters and entries < 39 * int(clusters[1]):
+        fewer = 1 << max(0, int(np.log2(max(1, entries // 39))))
+        factory = factory.replace(clusters[0], f"IVF{fewer}")
+        why = f"{entries:,} entries are too few for {clusters[1]} clusters, so {fewer}"
+        clusters = re.search(r"IVF(\d+)", factory)
+    bits = re.search(r"PQ\d+(?:x(\d+))?", factory)
+    if bits and entries < 1 << int(bits[1] or 8):
+        raise KnnlmError(
+            f"{factory} needs {1 << int(bits[1] or 8)} entries to train its codes but there are {entries}; "
+            "use --knn-index flat"
+        )
+    try:
+        empty = faiss.index_factory(dim, factory, _faiss_metric(metric))
+    except RuntimeError as error:
+        raise KnnlmError(
+            f"'{factory}' is neither a preset ({', '.join(PRESETS)}) nor a FAISS factory string for dimension {dim} "
+            f"({_last_line(error)}); see the FAISS wiki, 'The index factory'"
+        ) from error
+    try:
+        bytes_per_entry = empty.sa_code_size() + 8
+    except RuntimeError:  # graph indexes cannot say
+        bytes_per_entry = dim * 4 + 256
+    wanted = sample or POINTS_PER_CENTROID * max(int(clusters[1]) if clusters else 0, 1000)
+    return IndexPlan(factory, min(entries, wanted), entries * bytes_per_entry, why)
+
+
+def _available_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _faiss_metric(metric: str) -> int:
+    return faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].split("Error: ")[-1]
+
+
+def index_name(spec: str, metric: str) -> str:
+    """The folder of a spec: its own name, made safe, and the metric unless it is the usual one."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", spec)
+    return name if metric == "l2" else f"{name}-{metric}"
+
+
+# --- building -------------------------------------------------------------------------------------------------------
+
+
+def build_index(datastore: Datastore, spec: str, metric: str, name: Optional[str] = None, seed: int = 1) -> IndexInfo:
+    """Build an index, or finish one that was interrupted; it appears under its name only when it is whole."""
+    name = name or index_name(spec, metric)
+    folder = datastore.folder / "index" / name
+    info = IndexInfo(name, spec, None, metric, len(datastore), datastore.dim, datastore.fingerprint)
+    plan = plan_index(spec, len(datastore), datastore.dim, datastore.manifest.key_dtype, metric)
+    info.factory = plan.factory
+    logger.info(f"index {name}: {plan.factory or 'flat'} ({plan.why})")
+    work = folder.with_name(f"{name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    if plan.factory:
+        check_disk_space(work, plan.bytes, f"the index {name}")
+        logger.info(
+            f"needs about {human_bytes(plan.bytes)} of memory and of disk, and {_estimate(plan, datastore)} to build"
+        )
+        _discard_other_build(work, info, seed)
+        index = _trained(datastore, plan, metric, work, seed)
+        _add(datastore, index, work)
+        _write_faiss(index, work / "index.faiss")
+        info.sha256 = file_sha256(work / "index.faiss")
+        info.bytes = (work / "index.faiss").stat().st_size
+    info.seconds = round(time.perf_counter() - started, 1)
+    for leftover in ("added.faiss", "added.json", "build.json"):
+        (work / leftover).unlink(missing_ok=True)
+    write_json(work / "index.json", asdict(info))
+    if folder.exists():  # built before, from other keys or with another spec of this name
+        shutil.rmtree(folder)
+    os.replace(work, folder)
+    logger.info(f"index {name} is ready: {human_bytes(info.bytes)}, {info.seconds:.0f}s")
+    return info
+
+
+def _estimate(plan: IndexPlan, datastore: Datastore) -> str:
+    """Rough: k-means (10 rounds over the sample) and assignment are matrix products, so time a small one."""
+    clusters = re.search(r"IVF(\d+)", plan.factory)
+    if not clusters:
+        return "an unknown time"
+    flops = 2 * datastore.dim * int(clusters[1]) * (10 * plan.train_size + len(datastore))
+    block = np.ones((1024, datastore.dim), np.float32)
+    faiss.pairwise_distances(block, block)
+    started = time.perf_counter()
+    faiss.pairwise_distances(block, block)
+    speed = 2 * 1024 * 1024 * datastore.dim / (time.perf_counter() - started)
+    minutes = flops / speed / 60
+    return f"{minutes * 60:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
+
+
+def _discard_other_build(work: Path, info: IndexInfo, seed: int) -> None:
+    """Continue an interrupted build only if it is the same one."""
+    same = {"factory": info.factory, "metric": info.metric, "keys": info.keys_fingerprint, "seed": seed}
+    record = work / "build.json"
+    if not record.exists() or read_json(record) != same:
+        for path in work.iterdir():
+            path.unlink()
+        write_json(record, same)
+
+
+def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, seed: int) -> faiss.Index:
+    """The index after training, or with the entries that an interrupted build had added."""
+    if (work / "added.faiss").exists():
+        return faiss.read_index(str(work / "added.faiss"))
+    index = faiss.index_factory(datastore.dim, plan.factory, _faiss_metric(metric))
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.cp.seed = seed
+        if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
+            ivf.by_residual = False  # then the codes are the float16 keys themselves
+    if not index.is_trained:
+        rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)
+        logger.info(f"training on {plan.train_size:,} keys")
+        index.train(datastore.gather_keys(np.sort(rows)).astype(np.float32))
+    return index
+
+
+def _add(datastore: Datastore, index: faiss.Index, work: Path) -> None:
+    """Add the entries that are not in the index yet, one block of keys in memory at a time."""
+    started = time.perf_counter()
+    with tqdm(total=len(datastore), initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
+        for block in datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
+            index.add(np.ascontiguousarray(block, np.float32))
+            bar.update(len(block))
+            if time.perf_counter() - started > CHECKPOINT_SECONDS and index.ntotal < len(datastore):
+                before = time.perf_counter()
+                _write_faiss(index, work / "added.faiss")
+                # Writing a large index takes long; let it be a twentieth of the time at most.
+                started = time.perf_counter() + max(0.0, 20 * (time.perf_counter() - before) - CHECKPOINT_SECONDS)
+
+
+def _write_faiss(index: faiss.Index, path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        faiss.write_index(index, str(temporary))
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise disk_full(error, path) from error
+    except RuntimeError as error:  # how FAISS reports a failed write
+        temporary.unlink(missing_ok=True)
+        raise KnnlmError(f"{path} could not be written ({_last_line(error)}); is the disk full?") from error
+    os.replace(temporary, path)
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+def list_indexes(datastore: Datastore) -> list[IndexInfo]:
+    folders = sorted((datastore.folder / "index").glob("*/index.json"))
+    return [_read_info(path) for path in folders if not path.parent.name.endswith(".partial")]
+
+
+def _read_info(path: Path) -> IndexInfo:
+    try:
+        return IndexInfo(**read_json(path))
+    except TypeError as error:
+        raise KnnlmError(f"{path} is damaged ({error}); delete its folder and run knnlm build again") from error
+
+
+def build_index_if_missing(datastore: Datastore, spec: Optional[str], metric: str) -> IndexInfo:
+    """The index of this spec; without one the only index of this metric, or else ``auto``. Built when missing."""
+    present = [info for info in list_indexes(datastore) if info.metric == metric]
+    if spec is None:
+        automatic = [info for info in present if info.name == index_name("auto", metric)]
+        chosen = automatic or (present if len(present) == 1 else [])
+        spec = "auto"
+    else:
+        chosen = [info for info in present if info.name in (spec, index_name(spec, metric))]
+    if chosen and chosen[0].keys_fingerprint == datastore.fingerprint:
+        return chosen[0]
+    if chosen:
+        logger.warning(f"index {chosen[0].name} was built from other keys than {datastore.folder} has now; rebuilding")
+    return build_index(datastore, spec, metric)
+
+
+def open_index(datastore: Datastore, info: IndexInfo) -> Optional[faiss.Index]:
+    """The FAISS index, memory-mapped where FAISS can, or None for ``flat``."""
+    if info.factory is None:
+        return None
+    path = datastore.folder / "index" / info.name / "index.faiss"
+    remedy = f"run knnlm build {datastore.folder} --index '{info.spec}' again"
+    if not path.exists():
+        raise KnnlmError(f"{path} is missing; {remedy}")
+    if path.stat().st_size != info.bytes:
+        raise KnnlmError(f"{path} has {path.stat().st_size:,} bytes instead of {info.bytes:,}; {remedy}")
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise KnnlmError(f"{path} is damaged ({_last_line(error)}); {remedy}") from error
+    if index.ntotal != len(datastore) or index.d != datastore.dim:
+        raise KnnlmError(
+            f"{path} holds {index.ntotal:,} keys of dimension {index.d} but {datastore.folder} has "
+            f"{len(datastore):,} of {datastore.dim}; {remedy}"
+        )
+    return index

@@ -1,0 +1,121 @@
+"""Which hidden state is the key: a table from its name to where it is captured, and the hook that captures it."""
+
+from typing import Callable, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import KnnlmError
+
+
+class KeySource(NamedTuple):
+    """Where a key is captured: a submodule of the decoder layer ("" is the layer), and its input or its output."""
+
+    module: str
+    side: str
+    normalise: bool = False  # apply the decoder's final layer norm to what was captured
+
+
+# The six states of Table 5 of Khandelwal et al. (2020), for a pre-norm layer.
+KEYS: dict[str, KeySource] = {
+    "ffn_input_ln": KeySource("final_layer_norm", "output"),
+    "ffn_input": KeySource("final_layer_norm", "input"),
+    "attn_input_ln": KeySource("self_attn_layer_norm", "output"),
+    "attn_input": KeySource("self_attn_layer_norm", "input"),
+    "output_ln": KeySource("", "output", normalise=True),
+    "output": KeySource("", "output"),
+}
+DEFAULT_KEY = "ffn_input_ln"
+
+
+def resolve_layer(decoder: nn.Module, layer: Optional[int]) -> int:
+    """The layer's number from the start; None is the last layer, negative numbers count from the end."""
+    count = len(decoder.layers)
+    layer = -1 if layer is None else layer
+    if not -count <= layer < count:
+        raise KnnlmError(f"--knn-layer {layer} does not exist: the model has {count} layers, so use 0 to {count - 1}")
+    return layer % count
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models whose hidden states do not mean what the key names say."""
+    layers = getattr(getattr(model, "decoder", None), "layers", None)
+    if not layers:
+        raise KnnlmError(
+            f"{type(model).__name__} has no decoder layers to take keys from; use a transformer_lm checkpoint"
+        )
+    for layer in layers:
+        if not (hasattr(layer, "self_attn_layer_norm") and hasattr(layer, "final_layer_norm")):
+            raise KnnlmError(
+                f"layers of type {type(layer).__name__} have no layer norms to take keys from; "
+                "use a transformer_lm checkpoint"
+            )
+        if not layer.normalize_before:
+            raise KnnlmError(
+                "this is a post-norm model, where the key names would mean other states; "
+                "use a checkpoint trained with --decoder-normalize-before"
+            )
+
+
+class KeyExtractor:
+    """Captures one hidden state of every forward pass by a hook; the model's code is not touched.
+
+    Usage: run the model, then ``keys = extractor.pop()``.
+    """
+
+    def __init__(self, model: nn.Module, key: str, layer: int):
+        check_model(model)
+        source = KEYS[key]
+        decoder = model.decoder
+        self._captured: Optional[Tensor] = None
+        self._finish: Callable[[Tensor], Tensor] = lambda state: state
+        if source.normalise:
+            # The decoder's own norm was trained on the last layer only. Where it does not apply (as in
+            # transformer_lm_wiki103, which has none), a parameter-free norm stands in.
+            last = layer == len(decoder.layers) - 1
+            if last and decoder.layer_norm is not None:
+                self._finish = decoder.layer_norm
+            else:
+                self._finish = lambda state: F.layer_norm(state, state.shape[-1:])
+        module = decoder.layers[layer]
+        if source.module:
+            module = getattr(module, source.module)
+        if source.side == "input":
+            self._handle = module.register_forward_pre_hook(lambda _, inputs: self._capture(inputs))
+        else:
+            self._handle = module.register_forward_hook(lambda _, __, output: self._capture(output))
+
+    def _capture(self, state) -> None:
+        # A decoder layer returns a tuple, a pre-hook receives one; in both the state comes first.
+        self._captured = state[0] if isinstance(state, tuple) else state
+
+    def pop(self) -> Tensor:
+        """The states of the last forward pass, B x T x C (fairseq's layers work on T x B x C)."""
+        if self._captured is None:
+            raise RuntimeError("pop() comes after a forward pass")
+        state, self._captured = self._captured, None
+        return self._finish(state).transpose(0, 1)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def key_dimension(model: nn.Module) -> int:
+    """All six states have the width of the decoder."""
+    return model.decoder.embed_dim
+
+
+@torch.no_grad()
+def weights_fingerprint(model: nn.Module) -> str:
+    """SHA-256 of the parameters rounded to half precision, so that ``--fp16`` does not change it.
+
+    The file's own hash would not do: it changes when the optimizer state is removed.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().to("cpu", torch.float16).contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,49 @@
+"""From distances to log-probabilities. The only module that knows which sign a distance has.
+
+Shapes: n queries, k neighbours each. Everything is float32 and in log space. A neighbour with id -1 is missing (the
+index found fewer than k) and gets no mass; log 0 is -inf here and never leaves ``interpolate``.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+METRICS = ("l2", "ip")
+# Stock fairseq-eval-lm drops infinite scores from the sum *and* the count, which flatters; this one it keeps.
+LOG_ZERO = torch.finfo(torch.float32).min
+
+
+def similarity(distances: Tensor, metric: str, temperature: float) -> Tensor:
+    """What goes into the softmax: -d/T for squared L2 distances, +d/T for inner products."""
+    return distances.float() * ((1.0 if metric == "ip" else -1.0) / temperature)
+
+
+def neighbor_log_weights(distances: Tensor, ids: Tensor, metric: str, temperature: float) -> Tensor:
+    """Log of each neighbour's share: distances (n, k), ids (n, k) -> (n, k), -inf where there is no neighbour."""
+    scores = similarity(distances, metric, temperature).masked_fill(ids < 0, -math.inf)
+    log_total = scores.logsumexp(dim=1, keepdim=True)
+    return scores - log_total.masked_fill(log_total == -math.inf, 0.0)  # a query may have no neighbour at all
+
+
+def target_log_probs(log_weights: Tensor, neighbor_values: Tensor, targets: Tensor) -> Tensor:
+    """log p_kNN of the targets: weights (n, k), values (n, k), targets (n,) -> (n,), -inf where not retrieved."""
+    return log_weights.masked_fill(neighbor_values != targets[:, None], -math.inf).logsumexp(dim=1)
+
+
+def vocabulary_log_probs(log_weights: Tensor, neighbor_values: Tensor, vocabulary_size: int) -> Tensor:
+    """log p_kNN of every token: weights (n, k), values (n, k) -> (n, vocabulary)."""
+    probabilities = log_weights.new_zeros(len(log_weights), vocabulary_size)
+    return probabilities.scatter_add_(1, neighbor_values.long(), log_weights.exp()).log()
+
+
+def interpolate(lm: Tensor, others: list[Tensor], weights: list[float]) -> Tensor:
+    """log((1 - sum of weights) p_LM + sum_j weight_j p_j), all of one shape."""
+    mixture = lm.float() + _log(1.0 - sum(weights))
+    for log_probs, weight in zip(others, weights):
+        mixture = torch.logaddexp(mixture, log_probs.to(mixture) + _log(weight))
+    return mixture.clamp(min=LOG_ZERO)
+
+
+def _log(weight: float) -> float:
+    return math.log(weight) if weight > 0 else -math.inf

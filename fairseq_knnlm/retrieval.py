@@ -1,0 +1,150 @@
+"""From the flags to retrievers: a datastore, its search engine, and what p_kNN needs to know."""
+
+from pathlib import Path
+from typing import Any, Optional
+
+import faiss
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .datastore import Datastore
+from .errors import KnnlmError
+from .index import build_index_if_missing, open_index
+from .keys import KeyExtractor, key_dimension, resolve_layer, weights_fingerprint
+from .probs import neighbor_log_weights, target_log_probs
+from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescored, Search
+from .search.ivf import stores_exact_keys
+
+
+class Retriever:
+    """One datastore as a distribution over the next token."""
+
+    def __init__(
+        self,
+        datastore: Datastore,
+        engine: Search | MassSearch,
+        k: Optional[int],
+        weight: float,
+        temperature: float,
+        metric: str,
+        extractor: Optional[KeyExtractor] = None,
+    ):
+        """
+        Args:
+            k: neighbours per query; None: every visited entry
+            weight: lambda
+        """
+        self.datastore, self.engine, self.k, self.weight = datastore, engine, k, weight
+        self.temperature, self.metric, self.extractor = temperature, metric, extractor
+        self.preferred_queries = engine.preferred_queries
+        self.name = datastore.folder.name
+
+    def target_log_probs(self, queries: Tensor, targets: Tensor) -> Tensor:
+        """log p_kNN: queries (n, dim), targets (n,) -> (n,) on the targets' device; -inf where not retrieved."""
+        vectors = np.ascontiguousarray(queries.float().cpu().numpy())
+        if self.k is None:
+            target_mass, total_mass = self.engine.target_mass(vectors, targets.cpu().numpy(), self.temperature)
+            with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
+                log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
+            return torch.from_numpy(log_probs).to(targets.device)
+        distances, ids = self.engine.search(vectors, self.k)
+        values = torch.from_numpy(self.datastore.values[np.maximum(ids, 0)].astype(np.int64))
+        weights = neighbor_log_weights(torch.from_numpy(distances), torch.from_numpy(ids), self.metric, self.temperature)
+        return target_log_probs(weights, values, targets.cpu()).to(targets.device)
+
+
+def open_retrievers(args, model: nn.Module, dictionary_facts: dict[str, Any]) -> list[Retriever]:
+    """Everything ``--knn-datastore`` and its companions ask for, checked against the model."""
+    folders = args.knn_datastore.split(",")
+    weights = parse_weights(args.knn_lambda, len(folders))
+    k = parse_k(args.knn_k)
+    if not args.knn_temperature > 0:
+        raise KnnlmError(f"--knn-temperature must be above 0, not {args.knn_temperature:g}")
+    if args.knn_nprobe < 1:
+        raise KnnlmError(f"--knn-nprobe must be 1 or more, not {args.knn_nprobe}")
+    metric, mask, score = str(args.knn_metric), str(args.knn_mask), str(args.knn_score)
+    retrievers = []
+    fingerprint = weights_fingerprint(model)
+    for folder, weight in zip(folders, weights):
+        datastore = Datastore(folder)
+        check_match(datastore, args, model, fingerprint, dictionary_facts)
+        engine = make_engine(datastore, args.knn_index, k, metric, mask, score, args.knn_nprobe)
+        extractor = KeyExtractor(model, datastore.manifest.key, datastore.manifest.layer)
+        retrievers.append(Retriever(datastore, engine, k, weight, args.knn_temperature, metric, extractor))
+    return retrievers
+
+
+def parse_weights(text: str, count: int) -> list[float]:
+    """--knn-lambda: one value for every datastore, or one each."""
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise KnnlmError(f"--knn-lambda takes numbers separated by commas, not '{text}'") from error
+    if len(weights) == 1:
+        weights *= count
+    if len(weights) != count:
+        raise KnnlmError(f"--knn-lambda has {len(weights)} values for {count} datastores; give one, or one each")
+    if any(not 0 <= weight <= 1 for weight in weights) or sum(weights) > 1 + 1e-9:
+        raise KnnlmError(f"each --knn-lambda must be between 0 and 1 and their sum at most 1, not {text}")
+    return weights
+
+
+def parse_k(text: str) -> Optional[int]:
+    """--knn-k: a number, or None for 'all'."""
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise KnnlmError(f"--knn-k takes a number from 1 up or 'all', not '{text}'")
+    return int(text)
+
+
+def check_match(datastore: Datastore, args, model: nn.Module, fingerprint: str, dictionary_facts: dict) -> None:
+    """Refuse a datastore whose keys or values mean something else to this model."""
+    manifest, source, folder = datastore.manifest, datastore.manifest.source, datastore.folder
+    remedy = "dump a datastore for it with --knn-dump"
+    if source.get("dictionary_sha256") not in (None, dictionary_facts["dictionary_sha256"]):
+        raise KnnlmError(
+            f"{folder} was made with another dictionary ({source.get('dictionary_size'):,} types, here "
+            f"{dictionary_facts['dictionary_size']:,}); score data binarised with --srcdict of its data, or {remedy}"
+        )
+    if manifest.dim != key_dimension(model):
+        raise KnnlmError(f"{folder} has keys of dimension {manifest.dim}, the model {key_dimension(model)}; {remedy}")
+    if source.get("checkpoint_sha256") not in (None, fingerprint):
+        raise KnnlmError(f"{folder} was made with another checkpoint than --path; use that one, or {remedy}")
+    if args.knn_key and str(args.knn_key) != manifest.key:
+        raise KnnlmError(
+            f"{folder} holds the key {manifest.key}, not {args.knn_key}; leave --knn-key out, or {remedy}"
+        )
+    if args.knn_layer is not None and resolve_layer(model.decoder, args.knn_layer) != manifest.layer:
+        raise KnnlmError(
+            f"{folder} holds keys of layer {manifest.layer}, not {args.knn_layer}; leave --knn-layer out, or {remedy}"
+        )
+    resolve_layer(model.decoder, manifest.layer)
+
+
+def make_engine(
+    datastore: Datastore, spec: Optional[str], k: Optional[int], metric: str, mask: str, score: str, nprobe: int
+) -> Search | MassSearch:
+    """The engine for a choice of neighbours (mask) and distances (score)."""
+    if mask == "exact" and score == "exact":
+        return ExactSearch(datastore, metric)
+    info = build_index_if_missing(datastore, spec, metric)
+    index = open_index(datastore, info)
+    if index is None:  # flat: the index's neighbours and distances are the exact ones
+        return ExactSearch(datastore, metric)
+    ivf = faiss.try_extract_index_ivf(index)
+    if k is None:
+        if score == "index":
+            raise KnnlmError("--knn-k all is exact by definition; leave out --knn-score index")
+        if ivf is None:
+            raise KnnlmError(f"--knn-k all needs an index with clusters (IVF), not {info.factory}; use --knn-index auto")
+        return ClusterSearch(index, datastore, metric, nprobe)
+    if mask == "exact":
+        if ivf is not None:
+            ivf.make_direct_map()
+        return Rescored(ExactSearch(datastore, metric), index.reconstruct_batch, metric)
+    engine = FaissSearch(index, nprobe)
+    if score == "index" or (ivf is not None and index is ivf and stores_exact_keys(ivf, datastore)):
+        return engine
+    return Rescored(engine, datastore.gather_keys, metric)
