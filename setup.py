@@ -1,2 +1,49 @@
+"""Installs fairseq-knnlm.
+
+FAISS is an extra, ``pip install 'fairseq-knnlm[cpu]'`` or ``[gpu]``: the two wheels provide the same module ``faiss``,
+overwrite each other when both are installed, and only the user knows which one fits the machine.
+"""
+
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
-setup(name="fairseq-knnlm", version="0.1.0", packages=find_packages(include=["fairseq_knnlm*"]))
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """The version that the package states; reading it avoids an import that would need fairseq and torch."""
+    source = (HERE / "fairseq_knnlm" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "([^"]+)"$', source, re.MULTILINE)[1]
+
+
+def long_description() -> str:
+    readme = HERE / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+    name="fairseq-knnlm",
+    version=version(),
+    description="Nearest-neighbour language models for fairseq, through its stock commands",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["fairseq_knnlm*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "fairseq-fixed>=0.12.3",
+        "numpy",
+        "sacremoses",
+        "torch>=2.4",
+        "tqdm",
+    ],
+    extras_require={
+        "cpu": ["faiss-cpu"],
+        "gpu": ["faiss-gpu-cu12"],
+        "plots": ["matplotlib"],
+        "dev": ["pytest", "ruff"],
+    },
+    entry_points={"console_scripts": ["knnlm = fairseq_knnlm.cli:main"]},
+)

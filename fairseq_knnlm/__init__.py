@@ -1,15 +1,18 @@
 """fairseq-knnlm: nearest-neighbour language models for fairseq.
 
-``--user-dir fairseq_knnlm`` imports this package, and with it the plugin. The modules that need no fairseq can be
-used without loading it, which is why the plugin is imported only into a process that has it already.
+``--user-dir fairseq_knnlm`` imports this package, and with it everything that fairseq has to know.
 """
 
-import sys
+import logging
 
-from .errors import KnnlmError
+from .errors import KnnlmError, check_faiss_is_installed, show_knnlm_errors_as_one_sentence
 
 __version__ = "0.1.0"
 __all__ = ["KnnlmError", "__version__"]
 
-if "fairseq.tasks" in sys.modules:
-    from . import plugin  # noqa: F401
+for chatty in ("faiss.loader", "fairseq.tasks.text_to_speech"):  # say at import what nobody asked
+    logging.getLogger(chatty).setLevel(logging.WARNING)
+show_knnlm_errors_as_one_sentence()
+check_faiss_is_installed()
+
+from . import checkpoints, task  # noqa: E402, F401  allow-lists old checkpoints, registers knn_language_modeling

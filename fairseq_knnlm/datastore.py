@@ -12,10 +12,11 @@ created, so several processes can fill different shards of one folder, and a kil
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,8 @@ class Shard:
     number: int
     start: int  # first entry
     rows: int
-    keys_sha256: Optional[str] = None
-    values_sha256: Optional[str] = None
+    keys_sha256: str | None = None
+    values_sha256: str | None = None
 
     @property
     def stop(self) -> int:
@@ -274,7 +275,7 @@ class ShardWriter:
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         # Ordinary writes, not a memory map: a full disk is then an error that can be reported instead of a SIGBUS.
         path = self.folder / f"{name}.tmp"
-        file = open(path, "ab")
+        file = open(path, "ab")  # noqa: SIM115  closed by commit or abort
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the kernel when the process is killed
         except OSError as error:

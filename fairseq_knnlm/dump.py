@@ -1,8 +1,8 @@
 """One forward pass over a split writes its keys and values to a datastore, resumably."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class KeyDumper(SequenceScorer):
         super().__init__(tgt_dict)
         self.plan, self.extractor, self.skip, self.when_complete = plan, extractor, skip, when_complete
         self._pending = list(plan.shards)
-        self._open: Optional[ShardWriter] = None
+        self._open: ShardWriter | None = None
 
     @torch.no_grad()
     def generate(self, models: list[nn.Module], sample: dict, **kwargs) -> list:

@@ -1,5 +1,6 @@
 """One exception for everything a user can mend, shown as one sentence instead of a traceback."""
 
+import importlib.util
 import sys
 
 
@@ -21,3 +22,9 @@ def show_knnlm_errors_as_one_sentence() -> None:
             previous_hook(kind, error, traceback)
 
     sys.excepthook = hook
+
+
+def check_faiss_is_installed() -> None:
+    """faiss is an extra, because the CPU and the GPU wheel provide the same module and must not meet."""
+    if importlib.util.find_spec("faiss") is None:
+        raise KnnlmError("faiss is missing; run pip install faiss-cpu, or faiss-gpu-cu12 where there is a GPU")

@@ -9,14 +9,16 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Optional
 
 import faiss
 import numpy as np
+import torch
 from tqdm import tqdm
 
+from .clusters import nearest_centroids, train_centroids
 from .datastore import Datastore
 from .errors import KnnlmError
 from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_json, write_json
@@ -35,12 +37,12 @@ class IndexInfo:
 
     name: str
     spec: str  # as asked for
-    factory: Optional[str]  # as given to FAISS; None: no index file, the stored keys are searched
+    factory: str | None  # as given to FAISS; None: no index file, the stored keys are searched
     metric: str
     entries: int
     dim: int
     keys_fingerprint: str
-    sha256: Optional[str] = None
+    sha256: str | None = None
     bytes: int = 0
     seconds: float = 0.0
 
@@ -49,7 +51,7 @@ class IndexInfo:
 class IndexPlan:
     """What will be built, and why."""
 
-    factory: Optional[str]
+    factory: str | None
     train_size: int
     bytes: int
     why: str
@@ -129,6 +131,12 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1].split("Error: ")[-1]
 
 
+def extract_ivf(index: faiss.Index) -> faiss.IndexIVF | None:
+    """The IVF index inside (behind PCA, OPQ), as its own class, or None. FAISS itself returns the base class."""
+    ivf = faiss.try_extract_index_ivf(index)
+    return None if ivf is None else faiss.downcast_index(ivf)
+
+
 def index_name(spec: str, metric: str) -> str:
     """The folder of a spec: its own name, made safe, and the metric unless it is the usual one."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", spec)
@@ -138,7 +146,7 @@ def index_name(spec: str, metric: str) -> str:
 # --- building -------------------------------------------------------------------------------------------------------
 
 
-def build_index(datastore: Datastore, spec: str, metric: str, name: Optional[str] = None, seed: int = 1) -> IndexInfo:
+def build_index(datastore: Datastore, spec: str, metric: str, name: str | None = None, seed: int = 1) -> IndexInfo:
     """Build an index, or finish one that was interrupted; it appears under its name only when it is whole."""
     name = name or index_name(spec, metric)
     folder = datastore.folder / "index" / name
@@ -156,7 +164,7 @@ def build_index(datastore: Datastore, spec: str, metric: str, name: Optional[str
         )
         _discard_other_build(work, info, seed)
         index = _trained(datastore, plan, metric, work, seed)
-        _add(datastore, index, work)
+        _add(datastore, index, metric, work)
         _write_faiss(index, work / "index.faiss")
         info.sha256 = file_sha256(work / "index.faiss")
         info.bytes = (work / "index.faiss").stat().st_size
@@ -177,11 +185,11 @@ def _estimate(plan: IndexPlan, datastore: Datastore) -> str:
     if not clusters:
         return "an unknown time"
     flops = 2 * datastore.dim * int(clusters[1]) * (10 * plan.train_size + len(datastore))
-    block = np.ones((1024, datastore.dim), np.float32)
-    faiss.pairwise_distances(block, block)
+    block = torch.ones((4096, datastore.dim))
+    nearest_centroids(block, block, "l2")
     started = time.perf_counter()
-    faiss.pairwise_distances(block, block)
-    speed = 2 * 1024 * 1024 * datastore.dim / (time.perf_counter() - started)
+    nearest_centroids(block, block, "l2")
+    speed = 2 * 4096 * 4096 * datastore.dim / (time.perf_counter() - started)
     minutes = flops / speed / 60
     return f"{minutes * 60:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
 
@@ -201,24 +209,53 @@ def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, see
     if (work / "added.faiss").exists():
         return faiss.read_index(str(work / "added.faiss"))
     index = faiss.index_factory(datastore.dim, plan.factory, _faiss_metric(metric))
-    ivf = faiss.try_extract_index_ivf(index)
-    if ivf is not None:
+    ivf = extract_ivf(index)
+    if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
+        ivf.by_residual = False  # then the codes are the float16 keys themselves
+    if index.is_trained:
+        return index
+    rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)
+    sample = datastore.gather_keys(np.sort(rows)).astype(np.float32)
+    logger.info(f"training on {plan.train_size:,} keys")
+    if _has_plain_clusters(index):
+        # FAISS takes the clusters that are there and trains the codes only
+        ivf.quantizer.add(train_centroids(sample, ivf.nlist, metric, seed))
+    elif ivf is not None:
         ivf.cp.seed = seed
-        if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
-            ivf.by_residual = False  # then the codes are the float16 keys themselves
-    if not index.is_trained:
-        rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)
-        logger.info(f"training on {plan.train_size:,} keys")
-        index.train(datastore.gather_keys(np.sort(rows)).astype(np.float32))
+    index.train(sample)
     return index
 
 
-def _add(datastore: Datastore, index: faiss.Index, work: Path) -> None:
+def _has_plain_clusters(index: faiss.Index) -> bool:
+    """Whether the clusters are a list of centroids of the keys themselves (no PCA before, no graph over them)."""
+    ivf = extract_ivf(index)
+    if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) or ivf is None:
+        return False
+    return isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
+
+
+def _adder(index: faiss.Index, metric: str) -> Callable[[np.ndarray], None]:
+    """How to add a block of keys (n, dim) float32 to the index: with clusters found by torch where FAISS takes them."""
+    ivf = extract_ivf(index)
+    if not _has_plain_clusters(index) or isinstance(ivf, faiss.IndexIVFFastScan):
+        return index.add
+    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist))
+
+    def add(block: np.ndarray) -> None:
+        clusters = nearest_centroids(torch.from_numpy(block), centroids, metric)[:, 0].numpy()
+        ids = np.arange(ivf.ntotal, ivf.ntotal + len(block))
+        ivf.add_core(len(block), faiss.swig_ptr(block), faiss.swig_ptr(ids), faiss.swig_ptr(clusters))
+
+    return add
+
+
+def _add(datastore: Datastore, index: faiss.Index, metric: str, work: Path) -> None:
     """Add the entries that are not in the index yet, one block of keys in memory at a time."""
+    add = _adder(index, metric)
     started = time.perf_counter()
     with tqdm(total=len(datastore), initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
         for block in datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
-            index.add(np.ascontiguousarray(block, np.float32))
+            add(np.ascontiguousarray(block, np.float32))
             bar.update(len(block))
             if time.perf_counter() - started > CHECKPOINT_SECONDS and index.ntotal < len(datastore):
                 before = time.perf_counter()
@@ -257,7 +294,7 @@ def _read_info(path: Path) -> IndexInfo:
         raise KnnlmError(f"{path} is damaged ({error}); delete its folder and run knnlm build again") from error
 
 
-def build_index_if_missing(datastore: Datastore, spec: Optional[str], metric: str) -> IndexInfo:
+def build_index_if_missing(datastore: Datastore, spec: str | None, metric: str) -> IndexInfo:
     """The index of this spec; without one the only index of this metric, or else ``auto``. Built when missing."""
     present = [info for info in list_indexes(datastore) if info.metric == metric]
     if spec is None:
@@ -273,7 +310,7 @@ def build_index_if_missing(datastore: Datastore, spec: Optional[str], metric: st
     return build_index(datastore, spec, metric)
 
 
-def open_index(datastore: Datastore, info: IndexInfo) -> Optional[faiss.Index]:
+def open_index(datastore: Datastore, info: IndexInfo) -> faiss.Index | None:
     """The FAISS index, memory-mapped where FAISS can, or None for ``flat``."""
     if info.factory is None:
         return None

@@ -1,6 +1,7 @@
 """Which hidden state is the key: a table from its name to where it is captured, and the hook that captures it."""
 
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ KEYS: dict[str, KeySource] = {
 DEFAULT_KEY = "ffn_input_ln"
 
 
-def resolve_layer(decoder: nn.Module, layer: Optional[int]) -> int:
+def resolve_layer(decoder: nn.Module, layer: int | None) -> int:
     """The layer's number from the start; None is the last layer, negative numbers count from the end."""
     count = len(decoder.layers)
     layer = -1 if layer is None else layer
@@ -68,7 +69,7 @@ class KeyExtractor:
         check_model(model)
         source = KEYS[key]
         decoder = model.decoder
-        self._captured: Optional[Tensor] = None
+        self._captured: Tensor | None = None
         self._finish: Callable[[Tensor], Tensor] = lambda state: state
         if source.normalise:
             # The decoder's own norm was trained on the last layer only. Where it does not apply (as in

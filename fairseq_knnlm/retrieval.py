@@ -1,16 +1,14 @@
 """From the flags to retrievers: a datastore, its search engine, and what p_kNN needs to know."""
 
-from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-import faiss
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .datastore import Datastore
 from .errors import KnnlmError
-from .index import build_index_if_missing, open_index
+from .index import build_index_if_missing, extract_ivf, open_index
 from .keys import KeyExtractor, key_dimension, resolve_layer, weights_fingerprint
 from .probs import neighbor_log_weights, target_log_probs
 from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescored, Search
@@ -24,11 +22,11 @@ class Retriever:
         self,
         datastore: Datastore,
         engine: Search | MassSearch,
-        k: Optional[int],
+        k: int | None,
         weight: float,
         temperature: float,
         metric: str,
-        extractor: Optional[KeyExtractor] = None,
+        extractor: KeyExtractor | None = None,
     ):
         """
         Args:
@@ -50,7 +48,8 @@ class Retriever:
             return torch.from_numpy(log_probs).to(targets.device)
         distances, ids = self.engine.search(vectors, self.k)
         values = torch.from_numpy(self.datastore.values[np.maximum(ids, 0)].astype(np.int64))
-        weights = neighbor_log_weights(torch.from_numpy(distances), torch.from_numpy(ids), self.metric, self.temperature)
+        distances, ids = torch.from_numpy(distances), torch.from_numpy(ids)
+        weights = neighbor_log_weights(distances, ids, self.metric, self.temperature)
         return target_log_probs(weights, values, targets.cpu()).to(targets.device)
 
 
@@ -70,7 +69,8 @@ def open_retrievers(args, model: nn.Module, dictionary_facts: dict[str, Any]) ->
         datastore = Datastore(folder)
         check_match(datastore, args, model, fingerprint, dictionary_facts)
         engine = make_engine(datastore, args.knn_index, k, metric, mask, score, args.knn_nprobe)
-        extractor = KeyExtractor(model, datastore.manifest.key, datastore.manifest.layer)
+        layer = resolve_layer(model.decoder, datastore.manifest.layer)  # an imported one may say -1
+        extractor = KeyExtractor(model, datastore.manifest.key, layer)
         retrievers.append(Retriever(datastore, engine, k, weight, args.knn_temperature, metric, extractor))
     return retrievers
 
@@ -90,7 +90,7 @@ def parse_weights(text: str, count: int) -> list[float]:
     return weights
 
 
-def parse_k(text: str) -> Optional[int]:
+def parse_k(text: str) -> int | None:
     """--knn-k: a number, or None for 'all'."""
     if text == "all":
         return None
@@ -116,15 +116,15 @@ def check_match(datastore: Datastore, args, model: nn.Module, fingerprint: str, 
         raise KnnlmError(
             f"{folder} holds the key {manifest.key}, not {args.knn_key}; leave --knn-key out, or {remedy}"
         )
-    if args.knn_layer is not None and resolve_layer(model.decoder, args.knn_layer) != manifest.layer:
+    layer = resolve_layer(model.decoder, manifest.layer)
+    if args.knn_layer is not None and resolve_layer(model.decoder, args.knn_layer) != layer:
         raise KnnlmError(
-            f"{folder} holds keys of layer {manifest.layer}, not {args.knn_layer}; leave --knn-layer out, or {remedy}"
+            f"{folder} holds keys of layer {layer}, not {args.knn_layer}; leave --knn-layer out, or {remedy}"
         )
-    resolve_layer(model.decoder, manifest.layer)
 
 
 def make_engine(
-    datastore: Datastore, spec: Optional[str], k: Optional[int], metric: str, mask: str, score: str, nprobe: int
+    datastore: Datastore, spec: str | None, k: int | None, metric: str, mask: str, score: str, nprobe: int
 ) -> Search | MassSearch:
     """The engine for a choice of neighbours (mask) and distances (score)."""
     if mask == "exact" and score == "exact":
@@ -133,18 +133,18 @@ def make_engine(
     index = open_index(datastore, info)
     if index is None:  # flat: the index's neighbours and distances are the exact ones
         return ExactSearch(datastore, metric)
-    ivf = faiss.try_extract_index_ivf(index)
+    ivf = extract_ivf(index)
     if k is None:
         if score == "index":
             raise KnnlmError("--knn-k all is exact by definition; leave out --knn-score index")
         if ivf is None:
-            raise KnnlmError(f"--knn-k all needs an index with clusters (IVF), not {info.factory}; use --knn-index auto")
+            raise KnnlmError(f"--knn-k all needs an index with clusters, not {info.factory}; use --knn-index auto")
         return ClusterSearch(index, datastore, metric, nprobe)
     if mask == "exact":
         if ivf is not None:
             ivf.make_direct_map()
         return Rescored(ExactSearch(datastore, metric), index.reconstruct_batch, metric)
+    if stores_exact_keys(index, datastore):  # the index's distances are the exact ones
+        return ClusterSearch(index, datastore, metric, nprobe)
     engine = FaissSearch(index, nprobe)
-    if score == "index" or (ivf is not None and index is ivf and stores_exact_keys(ivf, datastore)):
-        return engine
-    return Rescored(engine, datastore.gather_keys, metric)
+    return engine if score == "index" else Rescored(engine, datastore.gather_keys, metric)

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 import time
-from typing import Callable, Iterator, Optional
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ class KNNSequenceScorer(SequenceScorer):
     A sample holds several batches (see EvalBatches): the model runs on each, the search on all of them at once.
     """
 
-    def __init__(self, tgt_dict, softmax_batch: Optional[int], retrievers: list[Retriever]):
+    def __init__(self, tgt_dict, softmax_batch: int | None, retrievers: list[Retriever]):
         super().__init__(tgt_dict, softmax_batch)
         self.retrievers = retrievers
         self.seconds = {"model": 0.0, "search": 0.0, "mixing": 0.0}
@@ -140,10 +140,10 @@ class _Clock:
 class InstalledScorer:
     """Remembers the scorer that fairseq built, which proves that it did."""
 
-    scorer: Optional[SequenceScorer] = None
+    scorer: SequenceScorer | None = None
 
 
-def install_scorer(make_scorer: Optional[Callable[..., SequenceScorer]]) -> Optional[InstalledScorer]:
+def install_scorer(make_scorer: Callable[..., SequenceScorer] | None) -> InstalledScorer | None:
     """Let the running eval_lm build our scorer where its code says SequenceScorer, once; None leaves it alone.
 
     eval_lm looks the name up in its module, which is ``__main__`` under ``python -m``.
@@ -168,7 +168,7 @@ def install_scorer(make_scorer: Optional[Callable[..., SequenceScorer]]) -> Opti
 class EvalBatches:
     """The batches of an evaluation, several at a time where the search wants many queries at once."""
 
-    def __init__(self, batches, batches_at_once: int, installed: Optional[InstalledScorer]):
+    def __init__(self, batches, batches_at_once: int, installed: InstalledScorer | None):
         self._batches, self._group, self._installed = batches, batches_at_once, installed
 
     def __len__(self) -> int:

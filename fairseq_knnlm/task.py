@@ -6,8 +6,9 @@ stock ``fairseq-eval-lm``, which knows nothing of them.
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Iterable, Optional
+from typing import Any
 
 import numpy as np
 from fairseq import utils
@@ -60,9 +61,9 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     def eval_lm_dataloader(
         self,
         dataset,
-        max_tokens: Optional[int] = 36000,
-        batch_size: Optional[int] = None,
-        max_positions: Optional[int] = None,
+        max_tokens: int | None = 36000,
+        batch_size: int | None = None,
+        max_positions: int | None = None,
         num_shards: int = 1,
         shard_id: int = 0,
         num_workers: int = 1,
@@ -89,7 +90,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         batches_at_once = max(1, round(group_tokens * len(batches) / tokens)) if tokens else 1
         return EvalBatches(batches, batches_at_once, install_scorer(make_scorer))
 
-    def _check_lengths(self, dataset, max_positions: Optional[int], context_window: int) -> None:
+    def _check_lengths(self, dataset, max_positions: int | None, context_window: int) -> None:
         """Refuse what fairseq would drop in silence (blocks that are too long) or crash on."""
         longest = int(dataset.sizes.max())
         learned = isinstance(getattr(self.model.decoder, "embed_positions", None), LearnedPositionalEmbedding)

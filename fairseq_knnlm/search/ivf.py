@@ -1,41 +1,92 @@
 """List-major search in an IVF index: each visited cluster is read once for all queries that visit it."""
 
-from typing import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
+import torch
+from torch import Tensor
 
+from ..clusters import nearest_centroids
 from ..datastore import Datastore
+from ..index import extract_ivf
+from .blocks import block_distances
 from .mass import TargetMass
+from .nearest import SAMPLE_STRIDE, NearestCandidates, Thresholds
+
+SEARCH_BYTES = 1 << 30  # for candidates, in search
 
 
 class ClusterSearch:
-    """Every entry of the visited clusters, with exact distances."""
+    """Exact distances to the entries of the visited clusters: the k nearest, or all of them."""
 
-    preferred_queries = 32768  # more queries share the reading of a cluster
+    preferred_queries = 65536  # more queries share the reading of a cluster
 
     def __init__(self, index: faiss.Index, datastore: Datastore, metric: str, nprobe: int):
         self.datastore, self.metric = datastore, metric
+        self._index = index  # owns the memory that self.ivf points to
         self._transform, self.ivf = _split_transform(index)
         self.nprobe = min(nprobe, self.ivf.nlist)
         self._cluster_keys = _key_reader(self.ivf, datastore)
+        flat = isinstance(faiss.downcast_index(self.ivf.quantizer), faiss.IndexFlat)
+        self._centroids = torch.from_numpy(self.ivf.quantizer.reconstruct_n(0, self.ivf.nlist)) if flat else None
 
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass = TargetMass(queries, targets, self.metric, temperature)
-        for cluster, rows in self._visits(queries):
-            ids = _list_ids(self.ivf, cluster)
-            mass.add(rows, self._cluster_keys(cluster, ids), self.datastore.values[ids])
+        mass = TargetMass(targets, self.metric, temperature)
+        for rows, ids, distances in self._visit(queries, self._clusters(queries)):
+            mass.add(rows, distances, self.datastore.values[ids])
         return mass.result()
 
-    def _visits(self, queries: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Each cluster that is visited and not empty, with the numbers of the queries that visit it."""
-        _, clusters = self.ivf.quantizer.search(self._transform(queries), self.nprobe)  # (n, nprobe)
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest of all entries of the visited clusters. Needs an index that stores the keys themselves."""
+        k = min(k, len(self.datastore))
+        step = max(1, SEARCH_BYTES // (12 * 4 * max(k, 1024)))
+        parts = [self._search(queries[start : start + step], k) for start in range(0, len(queries), step)]
+        distances, ids = zip(*parts)
+        return np.concatenate(distances), np.concatenate(ids)
+
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        clusters = self._clusters(queries)
+        sizes = np.array([self.ivf.get_list_size(number) for number in range(self.ivf.nlist)])
+        sampled = -(-sizes // SAMPLE_STRIDE)
+        visited = np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1)
+        sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
+        thresholds = Thresholds(len(queries), int(visited.max()), k)
+        for rows, _, distances in self._visit(queries, clusters, SAMPLE_STRIDE):
+            thresholds.add(rows, distances * sign)
+        nearest = NearestCandidates(thresholds.result(), k)
+        for rows, ids, distances in self._visit(queries, clusters):
+            nearest.add(rows, distances.mul_(sign), ids)
+        distances, ids, right = nearest.result()
+        distances, ids = distances.mul_(sign).numpy(), ids.numpy()
+        wrong = np.flatnonzero(~right.numpy())
+        if len(wrong):
+            self.ivf.nprobe = self.nprobe
+            distances[wrong], ids[wrong] = self._index.search(queries[wrong], k)
+        return distances, ids
+
+    def _clusters(self, queries: np.ndarray) -> np.ndarray:
+        """The clusters that each query visits, (n, nprobe)."""
+        queries = self._transform(queries)
+        if self._centroids is None:
+            return self.ivf.quantizer.search(queries, self.nprobe)[1]
+        return nearest_centroids(torch.from_numpy(queries), self._centroids, self.metric, self.nprobe).numpy()
+
+    def _visit(
+        self, queries: np.ndarray, clusters: np.ndarray, stride: int = 1
+    ) -> Iterator[tuple[Tensor, np.ndarray, Tensor]]:
+        """Each visited cluster: the queries (r,) that visit it, its entries (m,), and their distances (r, m)."""
         flat = clusters.ravel()
         order = np.argsort(flat, kind="stable")
         numbers, starts = np.unique(flat[order], return_index=True)
-        for number, rows in zip(numbers, np.split(order // self.nprobe, starts[1:])):
-            if number >= 0 and self.ivf.get_list_size(int(number)) > 0:
-                yield int(number), rows
+        all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
+        for number, rows in zip(numbers.tolist(), np.split(order // self.nprobe, starts[1:])):
+            if number < 0 or self.ivf.get_list_size(number) == 0:
+                continue
+            ids = faiss.rev_swig_ptr(self.ivf.invlists.get_ids(number), self.ivf.get_list_size(number))[::stride]
+            keys = torch.from_numpy(self._cluster_keys(number, ids, stride).astype(np.float32))
+            rows = torch.from_numpy(rows)
+            yield rows, ids, block_distances(all_queries[rows], keys, self.metric, origin=keys[0])
 
 
 def _split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndarray], faiss.IndexIVF]:
@@ -50,33 +101,27 @@ def _split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndar
             queries = step.apply(queries)
         return queries
 
-    return transform, faiss.extract_index_ivf(index)
+    return transform, extract_ivf(index)
 
 
-def stores_exact_keys(ivf: faiss.IndexIVF, datastore: Datastore) -> bool:
-    """Whether the index holds the keys themselves, so that they can be read cluster by cluster, in sequence."""
-    if ivf.d != datastore.dim:
-        return False
+def stores_exact_keys(index: faiss.Index, datastore: Datastore) -> bool:
+    """Whether the index holds the keys themselves, so that its distances are exact."""
+    ivf = faiss.downcast_index(index)
     if isinstance(ivf, faiss.IndexIVFFlat):
         return True
     half = isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16
     return half and not ivf.by_residual and datastore.manifest.key_dtype == "float16"
 
 
-def _key_reader(ivf: faiss.IndexIVF, datastore: Datastore) -> Callable[[int, np.ndarray], np.ndarray]:
-    """A function (cluster, ids) -> keys (m, dim)."""
-    if not stores_exact_keys(ivf, datastore):
-        return lambda cluster, ids: datastore.gather_keys(ids)
+def _key_reader(ivf: faiss.IndexIVF, datastore: Datastore) -> Callable[[int, np.ndarray, int], np.ndarray]:
+    """A function (cluster, ids, stride) -> keys (m, dim) of every stride-th entry."""
+    if ivf.d != datastore.dim or not stores_exact_keys(ivf, datastore):
+        return lambda cluster, ids, stride: datastore.gather_keys(ids)
     dtype = np.float32 if isinstance(ivf, faiss.IndexIVFFlat) else np.float16
-    code_size = ivf.code_size
 
-    def read(cluster: int, ids: np.ndarray) -> np.ndarray:
-        codes = ivf.invlists.get_codes(cluster)
-        bytes_ = faiss.rev_swig_ptr(codes, len(ids) * code_size)
-        return bytes_.view(dtype).reshape(len(ids), -1)
+    def read(cluster: int, ids: np.ndarray, stride: int) -> np.ndarray:
+        size = ivf.get_list_size(cluster)
+        codes = faiss.rev_swig_ptr(ivf.invlists.get_codes(cluster), size * ivf.code_size)
+        return codes.view(dtype).reshape(size, -1)[::stride]
 
     return read
-
-
-def _list_ids(ivf: faiss.IndexIVF, cluster: int) -> np.ndarray:
-    return faiss.rev_swig_ptr(ivf.invlists.get_ids(cluster), ivf.get_list_size(cluster))

@@ -1,9 +1,11 @@
 """A FAISS index in this process, and exact (or the index's own) distances for neighbours found otherwise."""
 
-from typing import Callable
+from collections.abc import Callable
 
 import faiss
 import numpy as np
+
+from ..index import extract_ivf
 
 
 class FaissSearch:
@@ -13,7 +15,7 @@ class FaissSearch:
 
     def __init__(self, index: faiss.Index, nprobe: int):
         self.index = index
-        ivf = faiss.try_extract_index_ivf(index)
+        ivf = extract_ivf(index)
         if ivf is not None:
             ivf.nprobe = min(nprobe, ivf.nlist)
 

@@ -1,0 +1,44 @@
+# Installs into .venv, then runs the demo or the tests. Needs Python 3.11+ (with venv), a C++ compiler and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
+	@echo "make test    linter and tests"
+	@echo "make lint    linter only"
+	@echo "make clean   remove demo/ and caches; keeps $(VENV)"
+	@echo
+	@echo "The first three install everything into $(VENV) if that is missing or older than setup.py or"
+	@echo "constraints.txt. Another Python: make PYTHON=python3.12 ..."
+
+demo: $(VENV)/ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/run.sh
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+
+clean:
+	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# torch comes first and fairseq is built with it: in an isolated build environment pip would download a second torch,
+# several GB of it, and build against that.
+$(VENV)/ready: setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, this is $$($(PYTHON) --version); try: make PYTHON=python3.12"; exit 1; }
+	@echo "Installing into $(VENV): torch, fairseq (compiled here, takes some minutes), faiss and fairseq-knnlm"
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) torch==2.13.0 numpy cython setuptools wheel
+	$(PIP_INSTALL) --no-build-isolation fairseq-fixed
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,plots,dev]'
+	@touch $@

@@ -1,0 +1,145 @@
+"""The ``knnlm`` command: what has no place in a fairseq command."""
+
+import argparse
+import json
+import logging
+import sys
+from dataclasses import asdict
+
+from . import __version__
+from .errors import KnnlmError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        return args.run(args)
+    except KnnlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="knnlm", description="Datastores and indexes of nearest-neighbour LMs.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run, help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        command.set_defaults(run=run)
+        return command
+
+    build = add("build", _build, "build an index for a datastore (an interrupted build resumes)")
+    build.add_argument("datastore", metavar="DIR")
+    build.add_argument(
+        "--index", default="auto", metavar="SPEC",
+        help="auto (a good choice for the size), paper (IVF4096, 64-byte PQ), flat, or a FAISS factory string",
+    )  # fmt: skip
+    build.add_argument("--metric", choices=["l2", "ip"], default="l2")
+    build.add_argument("--name", help="name of the index (default: from SPEC and metric)")
+    build.add_argument("--seed", type=int, default=1, help="of the training sample and the clusters")
+
+    info = add("info", _info, "describe a datastore and its indexes")
+    info.add_argument("datastore", metavar="DIR")
+    info.add_argument("--json", action="store_true", help="for machines")
+
+    verify = add("verify", _verify, "compare a datastore and its indexes with their checksums and with each other")
+    verify.add_argument("datastore", metavar="DIR")
+
+    adopt = add("import", _import, "adopt the memory maps and the index that the original implementation writes")
+    adopt.add_argument("prefix", help="of PREFIX_keys.npy and PREFIX_vals.npy")
+    adopt.add_argument("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
+    adopt.add_argument("--dict", required=True, metavar="FILE", help="dict.txt of the data it was made from")
+    adopt.add_argument("--index", metavar="FILE", help="its FAISS index, which also tells its size")
+    adopt.add_argument("--dim", type=int, help="dimension of the keys, where the files do not tell")
+    adopt.add_argument("--size", type=int, help="number of entries, where the files do not tell")
+    adopt.add_argument("--key", default="ffn_input_ln", help="which state the keys are (default: %(default)s)")
+    adopt.add_argument("--layer", type=int, default=-1, help="of which layer (default: the last)")
+    return parser
+
+
+def _build(args) -> int:
+    from .datastore import Datastore
+    from .index import build_index
+
+    build_index(Datastore(args.datastore), args.index, args.metric, args.name, args.seed)
+    return 0
+
+
+def _info(args) -> int:
+    from .datastore import Datastore
+    from .files import human_bytes
+    from .index import list_indexes
+
+    datastore = Datastore(args.datastore)
+    manifest, indexes = datastore.manifest, list_indexes(datastore)
+    if args.json:
+        content = asdict(manifest)
+        content["bytes"] = datastore.bytes_on_disk
+        content["indexes"] = [asdict(index) for index in indexes]
+        print(json.dumps(content, indent=1))
+        return 0
+    rows = [
+        ("entries", f"{len(datastore):,}"),
+        ("keys", f"{manifest.dim} x {manifest.key_dtype}, {manifest.key} of layer {manifest.layer}"),
+        ("values", manifest.value_dtype),
+        ("on disk", f"{human_bytes(datastore.bytes_on_disk)} in {len(manifest.shards)} shards"),
+        *((name.replace("_", " "), str(value)) for name, value in manifest.source.items()),
+    ]
+    for index in indexes:
+        size = f", {human_bytes(index.bytes)}, built in {index.seconds:.0f}s" if index.factory else ""
+        rows.append((f"index {index.name}", f"{index.factory or 'flat'}, {index.metric}{size}"))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _verify(args) -> int:
+    from tqdm import tqdm
+
+    from .datastore import Datastore
+    from .verify import verify
+
+    datastore = Datastore(args.datastore)
+    problems = 0
+    with tqdm(total=2 * len(datastore.shards) + 2, unit="file", leave=False) as bar:
+        for check in verify(datastore):
+            bar.update()
+            if check.problem:
+                problems += 1
+                tqdm.write(f"error: {check.what}: {check.problem}", file=sys.stderr)
+            elif not check.what.endswith(".npy"):
+                tqdm.write(f"ok: {check.what}", file=sys.stdout)
+    print(f"{args.datastore}: {f'{problems} problems' if problems else 'all is well'}")
+    return 1 if problems else 0
+
+
+def _import(args) -> int:
+    from .importer import import_datastore
+    from .keys import KEYS
+
+    if args.key not in KEYS:
+        raise KnnlmError(f"--key {args.key} is unknown; choose one of {', '.join(KEYS)}")
+    datastore = import_datastore(
+        args.prefix, args.output, _read_dictionary(args.dict), args.key, args.layer, args.dim, args.size, args.index
+    )
+    print(f"{args.output}: {len(datastore):,} entries imported")
+    return 0
+
+
+def _read_dictionary(path: str) -> dict:
+    from fairseq.data import Dictionary
+
+    from .task import dictionary_facts
+
+    try:
+        return dictionary_facts(Dictionary.load(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise KnnlmError(f"{path} is not a fairseq dictionary ({error}); give the dict.txt of the data") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

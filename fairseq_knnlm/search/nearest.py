@@ -1,0 +1,74 @@
+"""The k nearest of a stream of candidates: guess a threshold from a sample, keep what is below, sort once.
+
+With k around 1024, selecting costs more than computing distances. A threshold that lets a little more than k candidates
+through makes it one comparison a candidate. A guess that was wrong is noticed, and the query is searched plainly.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLE_STRIDE = 32  # one candidate in 32 is looked at to guess the threshold
+
+
+def sample_rank(k: int) -> int:
+    """Which sampled candidate is the threshold, so that about one query in a thousand gets fewer than k.
+
+    The number of samples among the k nearest has mean and variance of about k / stride.
+    """
+    expected = k / SAMPLE_STRIDE
+    return math.ceil(expected + 3.5 * math.sqrt(expected) + 4)
+
+
+class Thresholds:
+    """Per query the ``sample_rank``-th smallest of the sampled distances (infinite where there are fewer)."""
+
+    def __init__(self, count: int, max_samples: int, k: int):
+        self._rank = sample_rank(k)
+        self._samples = torch.full((count, max(max_samples, self._rank)), math.inf)
+        self._filled = torch.zeros(count, dtype=torch.long)
+
+    def add(self, rows: Tensor, distances: Tensor) -> None:
+        """rows (r,), distances (r, m) of sampled candidates."""
+        columns = self._filled[rows][:, None] + torch.arange(distances.size(1))
+        self._samples[rows[:, None], columns] = distances
+        self._filled[rows] += distances.size(1)
+
+    def result(self) -> Tensor:
+        return self._samples.kthvalue(self._rank, dim=1).values
+
+
+class NearestCandidates:
+    """Keeps the candidates below each query's threshold."""
+
+    def __init__(self, thresholds: Tensor, k: int):
+        self._thresholds, self._k = thresholds, k
+        self._capacity = max(2 * k, 2 * SAMPLE_STRIDE * sample_rank(k))
+        shape = (len(thresholds), self._capacity)
+        self._distances = torch.full(shape, math.inf)
+        self._ids = torch.full(shape, -1, dtype=torch.long)
+        self._filled = torch.zeros(len(thresholds), dtype=torch.long)
+        self._seen = torch.zeros(len(thresholds), dtype=torch.long)
+
+    def add(self, rows: Tensor, distances: Tensor, ids: np.ndarray) -> None:
+        """rows (r,), distances (r, m), ids (m,)."""
+        below = distances <= self._thresholds[rows][:, None]
+        row, column = below.nonzero(as_tuple=True)  # row by row
+        counts = torch.bincount(row, minlength=len(rows))
+        filled = self._filled[rows]
+        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row] + filled[row]
+        fits = place < self._capacity
+        if not fits.all():
+            row, column, place = row[fits], column[fits], place[fits]
+        self._distances[rows[row], place] = distances[row, column]
+        self._ids[rows[row], place] = torch.from_numpy(ids)[column]
+        self._filled[rows] = filled + counts
+        self._seen[rows] += distances.size(1)
+
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """distances (n, k), ids (n, k), best first, and which rows (n,) are right (their threshold was)."""
+        distances, places = self._distances.topk(min(self._k, self._capacity), dim=1, largest=False)
+        enough = (self._filled >= self._k) | (self._filled == self._seen)
+        return distances, self._ids.gather(1, places), enough & (self._filled <= self._capacity)
