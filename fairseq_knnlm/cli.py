@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     build.add_argument("--metric", choices=["l2", "ip"], default="l2")
     build.add_argument("--name", help="name of the index (default: from SPEC and metric)")
+    build.add_argument("--force", action="store_true", help="build again what is there already")
     build.add_argument("--seed", type=int, default=1, help="of the training sample and the clusters")
 
     info = add("info", _info, "describe a datastore and its indexes")
@@ -62,9 +63,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build(args) -> int:
     from .datastore import Datastore
-    from .index import build_index
+    from .index import build_index, index_name, list_indexes
 
-    build_index(Datastore(args.datastore), args.index, args.metric, args.name, args.seed)
+    datastore = Datastore(args.datastore)
+    name = args.name or index_name(args.index, args.metric)
+    for info in list_indexes(datastore):
+        same = (info.spec, info.metric, info.keys_fingerprint) == (args.index, args.metric, datastore.fingerprint)
+        if info.name == name and same and not args.force:
+            print(f"the index {name} is there already; --force builds it again")
+            return 0
+    build_index(datastore, args.index, args.metric, name, args.seed)
     return 0
 
 

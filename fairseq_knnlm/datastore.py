@@ -225,9 +225,11 @@ class DatastoreWriter:
         return shard.rows * (row + np.dtype(self.manifest.value_dtype).itemsize) + 256
 
     def missing_shards(self) -> list[Shard]:
-        if self.manifest.complete:
-            return []
-        return [shard for shard in self.manifest.shards if not (self.folder / shard.receipt_name).exists()]
+        missing = [shard for shard in self.manifest.shards if not (self.folder / shard.receipt_name).exists()]
+        # Receipts go away once the manifest is complete, so it is read after them: another process may have done it.
+        if missing:
+            self.manifest = Manifest.load(self.folder)
+        return [] if self.manifest.complete else missing
 
     def check_disk_space_for(self, shards: list[Shard]) -> None:
         needed = sum(self._shard_bytes(shard) for shard in shards)
@@ -241,16 +243,15 @@ class DatastoreWriter:
 
         Processes that finish together write the same manifest, so it does not matter who is last.
         """
-        if self.manifest.complete:
-            return True
         if self.missing_shards():
             return False
+        if self.manifest.complete:
+            return True
         receipts = [self.folder / shard.receipt_name for shard in self.manifest.shards]
         try:
             shards = [Shard(**read_json(receipt)) for receipt in receipts]
-        except FileNotFoundError:  # another process finished in between
-            self.manifest = Manifest.load(self.folder)
-            return self.manifest.complete
+        except FileNotFoundError:  # another process completed it this moment
+            return self.finish()
         self.manifest.shards, self.manifest.complete = shards, True
         self.manifest.save(self.folder)
         for receipt in receipts:

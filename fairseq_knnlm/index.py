@@ -212,6 +212,8 @@ def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, see
     ivf = extract_ivf(index)
     if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
         ivf.by_residual = False  # then the codes are the float16 keys themselves
+    if isinstance(ivf, faiss.IndexIVFPQ):
+        ivf.do_polysemous_training = False  # minutes of work for a search by Hamming distance that we never do
     if index.is_trained:
         return index
     rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)

@@ -14,16 +14,17 @@ METRICS = ("l2", "ip")
 LOG_ZERO = torch.finfo(torch.float32).min
 
 
-def similarity(distances: Tensor, metric: str, temperature: float) -> Tensor:
-    """What goes into the softmax: -d/T for squared L2 distances, +d/T for inner products."""
-    return distances.float() * ((1.0 if metric == "ip" else -1.0) / temperature)
+def similarity_scale(metric: str, temperature: float) -> float:
+    """What a distance is multiplied by before the softmax: -1/T for squared L2 distances, 1/T for inner products."""
+    return (1.0 if metric == "ip" else -1.0) / temperature
 
 
 def neighbor_log_weights(distances: Tensor, ids: Tensor, metric: str, temperature: float) -> Tensor:
     """Log of each neighbour's share: distances (n, k), ids (n, k) -> (n, k), -inf where there is no neighbour."""
-    scores = similarity(distances, metric, temperature).masked_fill(ids < 0, -math.inf)
-    log_total = scores.logsumexp(dim=1, keepdim=True)
-    return scores - log_total.masked_fill(log_total == -math.inf, 0.0)  # a query may have no neighbour at all
+    scores = (distances.float() * similarity_scale(metric, temperature)).masked_fill(ids < 0, -math.inf)
+    # log_softmax subtracts the largest first, which keeps digits that (scores - logsumexp) would lose. A query may have
+    # no neighbour at all.
+    return scores.log_softmax(dim=1).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
 def target_log_probs(log_weights: Tensor, neighbor_values: Tensor, targets: Tensor) -> Tensor:
@@ -33,8 +34,13 @@ def target_log_probs(log_weights: Tensor, neighbor_values: Tensor, targets: Tens
 
 def vocabulary_log_probs(log_weights: Tensor, neighbor_values: Tensor, vocabulary_size: int) -> Tensor:
     """log p_kNN of every token: weights (n, k), values (n, k) -> (n, vocabulary)."""
-    probabilities = log_weights.new_zeros(len(log_weights), vocabulary_size)
-    return probabilities.scatter_add_(1, neighbor_values.long(), log_weights.exp()).log()
+    values = neighbor_values.long()
+    shape = (len(log_weights), vocabulary_size)
+    # Relative to each token's largest weight, so that nothing underflows that one token's column would keep.
+    largest = log_weights.new_full(shape, -math.inf).scatter_reduce_(1, values, log_weights, "amax")
+    reference = largest.masked_fill(largest == -math.inf, 0.0)
+    sums = log_weights.new_zeros(shape).scatter_add_(1, values, (log_weights - reference.gather(1, values)).exp())
+    return sums.log() + reference
 
 
 def interpolate(lm: Tensor, others: list[Tensor], weights: list[float]) -> Tensor:

@@ -45,7 +45,7 @@ class Retriever:
             target_mass, total_mass = self.engine.target_mass(vectors, targets.cpu().numpy(), self.temperature)
             with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
                 log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
-            return torch.from_numpy(log_probs).to(targets.device)
+            return torch.from_numpy(log_probs).float().to(targets.device)
         distances, ids = self.engine.search(vectors, self.k)
         values = torch.from_numpy(self.datastore.values[np.maximum(ids, 0)].astype(np.int64))
         distances, ids = torch.from_numpy(distances), torch.from_numpy(ids)

@@ -76,7 +76,8 @@ class Text:
 
     def show(self, entry: int) -> str:
         """The end of the context as ordinary text."""
-        text = self._detokenizer.detokenize(self.context(entry), unescape=False).replace(" @-@ ", "-")
+        text = self._detokenizer.detokenize(self.context(entry), unescape=False)
+        text = text.replace(" @-@ ", "-").replace(" _ ", "_")
         if len(text) > WIDTH:
             text = "... " + text[-(WIDTH - 4) :].split(" ", 1)[-1]
         return text.ljust(WIDTH)
@@ -91,7 +92,7 @@ def choose(test: Text, train: Text, numbers: np.ndarray, ids: np.ndarray, gain: 
         nearest = [train.context(int(neighbor)) for neighbor in ids[row, :4]]
         copies = any(shared_ending(context, other) >= COPIED for other in nearest)
         varied = len({" ".join(other[-3:]) for other in nearest}) > 2
-        readable = len(context) > 7 and "<unk>" not in context
+        readable = len(context) > 7 and min(map(len, nearest)) > 3 and "<unk>" not in context
         if readable and not copies and varied and test.tokens[entry] not in shown:
             shown.add(test.tokens[entry])
             yield row
@@ -126,12 +127,12 @@ def main() -> None:
     for row in itertools.islice(rows, args.examples):
         entry = int(numbers[row])
         lines += [
-            f"{'test context':<{WIDTH}}  {'target':<14}   p_LM   p_kNN",
-            f"{test.show(entry)}  {test.tokens[entry]:<14}  {lm[entry]:5.3f}   {knn[row]:5.3f}",
-            f"  {'nearest training contexts':<{WIDTH}}{'target':<14}  share  distance",
+            f"{'test context':<{WIDTH}}    {'target':<14}   p_LM     p_kNN",
+            f"{test.show(entry)}    {test.tokens[entry]:<14}  {lm[entry]:5.3f}  {knn[row]:8.3f}",
+            f"  {'nearest training contexts':<{WIDTH}}  {'target':<14}  share  distance",
         ]
         for neighbor, distance, share in itertools.islice(zip(ids[row], distances[row], shares[row]), args.neighbors):
-            lines.append(f"  {train.show(neighbor)}{train.tokens[neighbor]:<14}  {share:5.3f}  {distance:8.1f}")
+            lines.append(f"  {train.show(neighbor)}  {train.tokens[neighbor]:<14}  {share:5.3f}  {distance:8.1f}")
         lines.append("")
     args.output.write_text("\n".join(lines), encoding="utf-8")
 

@@ -8,6 +8,23 @@ if [ -d .venv/bin ]; then
     PATH="$PWD/.venv/bin:$PATH"
 fi
 mkdir -p demo/logs
+echo "About 5 minutes on 2 cores, most of it training. The full output of each step is in demo/logs."
+
+# show COMMAND...: print a command in lines of moderate length, ready to be copied
+show() {
+    local line='$' word
+    for word in "$@"; do
+        if [[ $word == *[!A-Za-z0-9_./=,-]* ]]; then
+            word="'$word'"
+        fi
+        if [[ $word == --* ]] && ((${#line} > 90)); then
+            printf '%s \\\n' "$line"
+            line='   '
+        fi
+        line+=" $word"
+    done
+    printf '%s\n' "$line"
+}
 
 # step NAME COMMAND...: show a command and run it, unless it has succeeded before. The whole output goes to a log, the
 # lines that matter to the screen.
@@ -18,23 +35,23 @@ step() {
         printf '[%s] done before, see %s\n' "$name" "$log"
         return
     fi
-    printf '\n[%s]\n$' "$name"
-    printf ' %q' "$@"
-    printf '\n'
+    printf '\n[%s]\n' "$name"
+    show "$@"
     if ! "$@" 2>&1 | tee "$log" | sed -n -E "$lines_that_matter"; then
         printf '\n[%s] failed; the end of %s says why:\n\n' "$name" "$log" >&2
-        tail -n 5 "$log" >&2
+        tail -n 3 "$log" | cut -c 1-300 >&2
         exit 1
     fi
     touch "demo/logs/$name.done"
 }
 # fairseq logs as "time | INFO | name | message" or as "INFO:name:message", depending on the command.
 lines_that_matter='
-    s/^.*(\| |INFO:[a-z_.]+:)//
+    s/^[-0-9:, ]+\| INFO \| [A-Za-z0-9_.]+ \| //
+    s/^INFO:[A-Za-z0-9_.]+://
     /^(train|valid|test): /p
     s/^\[None\] (.* replaced .*)$/\1/p
     s/^(epoch [0-9]+ \| valid .*loss [0-9.]+ \| ppl [0-9.]+).*$/\1/p
-    /^(dumping |.* is complete|index |Evaluated |Loss |kNN-LM: )/p'
+    /^(dumping |.* is complete|index |Evaluated |Loss \(base 2\): [0-9]|kNN-LM: )/p'
 
 # fairseq takes it for granted that there is a GPU.
 common=(--seed 1)
@@ -54,14 +71,14 @@ step preprocess fairseq-preprocess --only-source --destdir demo/bin --thresholds
 # A small adaptive-input Transformer, the kind of model that the kNN-LM paper starts from. adaptive_loss needs
 # legacy_ddp; a pre-norm decoder (--decoder-normalize-before) is what keys can be taken from.
 step train fairseq-train demo/bin --save-dir demo/checkpoints --task language_modeling --arch transformer_lm \
-    --decoder-layers 4 --decoder-attention-heads 4 --decoder-ffn-embed-dim 1024 \
+    --decoder-layers 4 --decoder-attention-heads 4 --decoder-ffn-embed-dim 512 \
     --decoder-embed-dim 256 --decoder-input-dim 256 --decoder-output-dim 256 --decoder-normalize-before \
     --adaptive-input --adaptive-input-cutoff 2000 --adaptive-input-factor 4 \
     --adaptive-softmax-cutoff 2000 --adaptive-softmax-factor 4 --tie-adaptive-weights --tie-adaptive-proj \
     --criterion adaptive_loss --ddp-backend legacy_ddp --dropout 0.1 \
-    --sample-break-mode none --tokens-per-sample 256 --max-tokens 2048 \
+    --sample-break-mode none --tokens-per-sample 256 --max-tokens 1024 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
-    --lr 0.001 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1000 --max-update 1000 \
+    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1000 --max-update 1000 \
     --no-epoch-checkpoints "${common[@]}"
 
 # --- memory ----------------------------------------------------------------------------------------------------------

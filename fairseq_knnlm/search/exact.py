@@ -6,6 +6,7 @@ import torch
 from faiss.contrib.exhaustive_search import knn_ground_truth
 
 from ..datastore import Datastore
+from ..probs import similarity_scale
 from .blocks import block_distances
 from .mass import TargetMass
 
@@ -25,15 +26,14 @@ class ExactSearch:
         return knn_ground_truth(np.ascontiguousarray(queries, np.float32), blocks, k, metric)
 
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass = TargetMass(targets, self.metric, temperature)
-        rows = torch.arange(len(queries))
+        mass, scale = TargetMass(targets), similarity_scale(self.metric, temperature)
         all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
         start = 0
         for block in self.datastore.key_blocks(rows=1 << 13):
-            keys = torch.from_numpy(block.astype(np.float32))
+            keys = torch.from_numpy(np.array(block, np.float32))
             values = self.datastore.values[start : start + len(block)]
             start += len(block)
-            # a block of the whole corpus has no middle that is near all of its keys, but any origin helps
-            for part, part_queries in zip(rows.split(1 << 12), all_queries.split(1 << 12)):
-                mass.add(part, block_distances(part_queries, keys, self.metric, keys.mean(dim=0)), values)
+            for rows in torch.arange(len(queries)).split(1 << 12):
+                distances = block_distances(all_queries[rows], keys, self.metric, keys.mean(dim=0), scale)
+                mass.add(rows, *distances, values)
         return mass.result()

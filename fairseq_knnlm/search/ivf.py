@@ -1,6 +1,6 @@
 """List-major search in an IVF index: each visited cluster is read once for all queries that visit it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import faiss
 import numpy as np
@@ -10,9 +10,11 @@ from torch import Tensor
 from ..clusters import nearest_centroids
 from ..datastore import Datastore
 from ..index import extract_ivf
+from ..probs import similarity_scale
 from .blocks import block_distances
 from .mass import TargetMass
 from .nearest import SAMPLE_STRIDE, NearestCandidates, Thresholds
+from .threads import for_each
 
 SEARCH_BYTES = 1 << 30  # for candidates, in search
 
@@ -32,9 +34,13 @@ class ClusterSearch:
         self._centroids = torch.from_numpy(self.ivf.quantizer.reconstruct_n(0, self.ivf.nlist)) if flat else None
 
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass = TargetMass(targets, self.metric, temperature)
-        for rows, ids, distances in self._visit(queries, self._clusters(queries)):
-            mass.add(rows, distances, self.datastore.values[ids])
+        mass, values = TargetMass(targets), self.datastore.values
+        self._visit(
+            queries,
+            self._clusters(queries),
+            lambda rows, ids, similarities, constants: mass.add(rows, similarities, constants, values[ids]),
+            similarity_scale(self.metric, temperature),
+        )
         return mass.result()
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,11 +58,20 @@ class ClusterSearch:
         visited = np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1)
         sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
         thresholds = Thresholds(len(queries), int(visited.max()), k)
-        for rows, _, distances in self._visit(queries, clusters, SAMPLE_STRIDE):
-            thresholds.add(rows, distances * sign)
+        self._visit(
+            queries,
+            clusters,
+            lambda rows, _, distances, constants: thresholds.add(rows, distances, constants),
+            sign,
+            SAMPLE_STRIDE,
+        )
         nearest = NearestCandidates(thresholds.result(), k)
-        for rows, ids, distances in self._visit(queries, clusters):
-            nearest.add(rows, distances.mul_(sign), ids)
+        self._visit(
+            queries,
+            clusters,
+            lambda rows, ids, distances, constants: nearest.add(rows, distances, constants, ids),
+            sign,
+        )
         distances, ids, right = nearest.result()
         distances, ids = distances.mul_(sign).numpy(), ids.numpy()
         wrong = np.flatnonzero(~right.numpy())
@@ -73,20 +88,30 @@ class ClusterSearch:
         return nearest_centroids(torch.from_numpy(queries), self._centroids, self.metric, self.nprobe).numpy()
 
     def _visit(
-        self, queries: np.ndarray, clusters: np.ndarray, stride: int = 1
-    ) -> Iterator[tuple[Tensor, np.ndarray, Tensor]]:
-        """Each visited cluster: the queries (r,) that visit it, its entries (m,), and their distances (r, m)."""
+        self,
+        queries: np.ndarray,
+        clusters: np.ndarray,
+        consume: Callable[[Tensor, np.ndarray, Tensor, Tensor], None],
+        scale: float,
+        stride: int = 1,
+    ) -> None:
+        """For each visited cluster: consume(queries (r,) that visit it, its entries (m,), their distances).
+
+        The distances are multiplied by ``scale`` and come in two summands, (r, m) and (r,).
+        """
+        all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
+
+        def visit(number: int, rows: np.ndarray) -> None:
+            ids = faiss.rev_swig_ptr(self.ivf.invlists.get_ids(number), self.ivf.get_list_size(number))[::stride]
+            keys = torch.from_numpy(self._cluster_keys(number, ids, stride)).float()
+            rows = torch.from_numpy(rows)
+            consume(rows, ids, *block_distances(all_queries[rows], keys, self.metric, keys[0], scale))
+
         flat = clusters.ravel()
         order = np.argsort(flat, kind="stable")
         numbers, starts = np.unique(flat[order], return_index=True)
-        all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
-        for number, rows in zip(numbers.tolist(), np.split(order // self.nprobe, starts[1:])):
-            if number < 0 or self.ivf.get_list_size(number) == 0:
-                continue
-            ids = faiss.rev_swig_ptr(self.ivf.invlists.get_ids(number), self.ivf.get_list_size(number))[::stride]
-            keys = torch.from_numpy(self._cluster_keys(number, ids, stride).astype(np.float32))
-            rows = torch.from_numpy(rows)
-            yield rows, ids, block_distances(all_queries[rows], keys, self.metric, origin=keys[0])
+        visits = zip(numbers.tolist(), np.split(order // self.nprobe, starts[1:]))
+        for_each(visit, ((n, rows) for n, rows in visits if n >= 0 and self.ivf.get_list_size(n) > 0))
 
 
 def _split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndarray], faiss.IndexIVF]:

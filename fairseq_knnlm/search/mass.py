@@ -1,39 +1,41 @@
 """Two sums per query instead of a sorted list: the mass of all entries, and of those whose value is the target."""
 
+from threading import Lock
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..probs import similarity
-
 
 class TargetMass:
-    """Accumulates, block of entries by block of entries, the sum of exp(similarity) in total and for the target."""
+    """Accumulates log sum exp(similarity) block by block, in total and over the entries whose value is the target."""
 
-    def __init__(self, targets: np.ndarray, metric: str, temperature: float):
+    def __init__(self, targets: np.ndarray):
         """targets (n,)."""
         self.targets = torch.from_numpy(np.asarray(targets, np.int64))
-        self.metric, self.temperature = metric, temperature
-        count = len(targets)
-        self._max = torch.full((count,), -torch.inf)  # largest similarity so far; both sums are relative to it
-        self._total = torch.zeros(count)
-        self._target = torch.zeros(count)
+        # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
+        self._log_total = torch.full((len(targets),), -torch.inf, dtype=torch.double)
+        self._log_target = self._log_total.clone()
+        self._lock = Lock()
 
-    def add(self, rows: Tensor, distances: Tensor, values: np.ndarray) -> None:
-        """The queries ``rows`` (r,) see entries at these distances (r, m) with these values (m,)."""
-        scores = similarity(distances, self.metric, self.temperature)
-        old_max = self._max[rows]
-        new_max = torch.maximum(old_max, scores.amax(dim=1))
-        weights = scores.sub_(new_max[:, None]).exp_()
-        rescale = (old_max - new_max).exp_()
-        self._max[rows] = new_max
-        self._total[rows] = self._total[rows] * rescale + weights.sum(dim=1)
-        values = torch.from_numpy(values.astype(np.int64))
-        self._target[rows] = self._target[rows] * rescale + _sum_matching(weights, values, self.targets[rows])
+    def add(self, rows: Tensor, similarities: Tensor, constants: Tensor, values: np.ndarray) -> None:
+        """The queries ``rows`` (r,) see a block of entries with these values (m,). Thread-safe.
+
+        The similarities are the sum of (r, m) and (r,), as block_distances returns them.
+        """
+        shares = torch.softmax(similarities, dim=1)
+        largest, where = shares.max(dim=1)
+        # share = exp(similarity - log total), so any entry tells the total; the largest one does it best
+        log_total = similarities.gather(1, where[:, None])[:, 0].double() - largest.double().log() + constants
+        target_share = _sum_matching(shares, torch.from_numpy(values.astype(np.int64)), self.targets[rows])
+        log_target = target_share.double().log() + log_total
+        with self._lock:
+            self._log_total[rows] = torch.logaddexp(self._log_total[rows], log_total)
+            self._log_target[rows] = torch.logaddexp(self._log_target[rows], log_target)
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """log target mass (n,), log total mass (n,), relative to the same reference."""
-        return self._target.log().numpy(), self._total.log().numpy()
+        """log target mass (n,), log total mass (n,)."""
+        return self._log_target.numpy(), self._log_total.numpy()
 
 
 def _sum_matching(weights: Tensor, values: Tensor, targets: Tensor) -> Tensor:

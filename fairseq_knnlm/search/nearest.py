@@ -5,6 +5,7 @@ through makes it one comparison a candidate. A guess that was wrong is noticed, 
 """
 
 import math
+from threading import Lock
 
 import numpy as np
 import torch
@@ -29,12 +30,15 @@ class Thresholds:
         self._rank = sample_rank(k)
         self._samples = torch.full((count, max(max_samples, self._rank)), math.inf)
         self._filled = torch.zeros(count, dtype=torch.long)
+        self._lock = Lock()
 
-    def add(self, rows: Tensor, distances: Tensor) -> None:
-        """rows (r,), distances (r, m) of sampled candidates."""
-        columns = self._filled[rows][:, None] + torch.arange(distances.size(1))
-        self._samples[rows[:, None], columns] = distances
-        self._filled[rows] += distances.size(1)
+    def add(self, rows: Tensor, distances: Tensor, constants: Tensor) -> None:
+        """rows (r,); the sum of distances (r, m) and constants (r,) is that of sampled candidates. Thread-safe."""
+        distances = distances + constants[:, None]
+        with self._lock:
+            columns = self._filled[rows][:, None] + torch.arange(distances.size(1))
+            self._samples[rows[:, None], columns] = distances
+            self._filled[rows] += distances.size(1)
 
     def result(self) -> Tensor:
         return self._samples.kthvalue(self._rank, dim=1).values
@@ -51,21 +55,26 @@ class NearestCandidates:
         self._ids = torch.full(shape, -1, dtype=torch.long)
         self._filled = torch.zeros(len(thresholds), dtype=torch.long)
         self._seen = torch.zeros(len(thresholds), dtype=torch.long)
+        self._lock = Lock()
 
-    def add(self, rows: Tensor, distances: Tensor, ids: np.ndarray) -> None:
-        """rows (r,), distances (r, m), ids (m,)."""
-        below = distances <= self._thresholds[rows][:, None]
+    def add(self, rows: Tensor, distances: Tensor, constants: Tensor, ids: np.ndarray) -> None:
+        """rows (r,), ids (m,); the distances are the sum of (r, m) and (r,). Thread-safe."""
+        below = distances <= (self._thresholds[rows] - constants)[:, None]
         row, column = below.nonzero(as_tuple=True)  # row by row
         counts = torch.bincount(row, minlength=len(rows))
-        filled = self._filled[rows]
-        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row] + filled[row]
-        fits = place < self._capacity
-        if not fits.all():
-            row, column, place = row[fits], column[fits], place[fits]
-        self._distances[rows[row], place] = distances[row, column]
-        self._ids[rows[row], place] = torch.from_numpy(ids)[column]
-        self._filled[rows] = filled + counts
-        self._seen[rows] += distances.size(1)
+        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+        kept, kept_ids = distances[row, column] + constants[row], torch.from_numpy(ids)[column]
+        with self._lock:
+            filled = self._filled[rows]
+            self._filled[rows] = filled + counts
+            self._seen[rows] += distances.size(1)
+        # Each block has places of its own now, so writing needs no lock.
+        place += filled[row]
+        if len(place) and place.max() >= self._capacity:
+            fits = place < self._capacity
+            row, place, kept, kept_ids = row[fits], place[fits], kept[fits], kept_ids[fits]
+        self._distances[rows[row], place] = kept
+        self._ids[rows[row], place] = kept_ids
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """distances (n, k), ids (n, k), best first, and which rows (n,) are right (their threshold was)."""

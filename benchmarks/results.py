@@ -1,0 +1,185 @@
+"""Perplexity of a kNN-LM on a real corpus, written to docs/results.json and docs/results.md.
+
+    python -m benchmarks.results --data DATA-BIN --path CHECKPOINT --work DIR
+
+runs the commands that a user would type: dump the training split, build the ``auto`` and the ``paper`` index, score the
+validation split with the default lambda and a tuned one. Lambda and temperature are tuned on the first twentieth of the
+validation split. What is done already (the datastore, the indexes, and any command with a result in the JSON file) is
+not done again; delete the JSON file to measure anew. ``--report`` writes the Markdown from the JSON alone.
+"""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS = DOCS / "results.json"
+TUNING_SHARD = ["--num-shards", "20", "--shard-id", "0"]
+TEMPERATURES = [1, 3, 10, 30]
+LAMBDAS = [0.25, 0.4, 0.5, 0.6, 0.7]
+
+
+class Runner:
+    """Runs a command once and keeps what it printed of interest under a name."""
+
+    def __init__(self, args):
+        self.args = args
+        self.results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        self.results["versions"] = {name: version(name) for name in ("fairseq-fixed", "torch", "faiss-cpu", "numpy")}
+        self.results["about"] = args.about
+        self.results["python"] = platform.python_version()
+        self.runs = self.results.setdefault("runs", {})
+
+    def run(self, name: str, *command: str) -> dict:
+        if name not in self.runs:
+            shown = " ".join(map(str, command))
+            print(f"$ {shown}", file=sys.stderr, flush=True)
+            process = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            output = process.stdout + process.stderr
+            if process.returncode:
+                sys.exit(f"{name} failed:\n{output[-2000:]}")
+            for place, stand_in in ((self.args.data, "DATA"), (self.args.path, "CHECKPOINT"), (self.args.work, "WORK")):
+                shown = shown.replace(str(place), stand_in)
+            self.runs[name] = {"command": shown, **parse(output)}
+            RESULTS.write_text(json.dumps(self.results, indent=1) + "\n")
+        return self.runs[name]
+
+    def eval_lm(self, name: str, *flags, stock: bool = False) -> dict:
+        task = [] if stock else ["--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling"]
+        return self.run(
+            name, "fairseq-eval-lm", self.args.data, "--path", self.args.path, "--tokens-per-sample",
+            self.args.tokens_per_sample, "--context-window", self.args.context_window, "--max-tokens", "4096",
+            "--no-progress-bar", *task, *flags,
+        )  # fmt: skip
+
+
+def parse(output: str) -> dict:
+    """The numbers that fairseq-eval-lm and the plugin print."""
+    patterns = {
+        "tokens": r"Evaluated ([\d,]+) tokens",
+        "tokens_per_second": r"\(([\d.]+) tokens/s\)",
+        "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
+        "loss": r"Loss \(base 2\): ([\d.]+)",
+        "base_perplexity": r"base LM loss .* perplexity ([\d.]+);",
+        "hit_rate": r"hit rate ([\d.]+)",
+        "model_seconds": r"model ([\d.]+)s",
+        "search_seconds": r"search ([\d.]+)s",
+        "entries": r"complete(?: already)?: ([\d,]+) entries",
+    }
+    found = {name: re.search(pattern, output) for name, pattern in patterns.items()}
+    return {name: float(match[1].replace(",", "")) for name, match in found.items() if match}
+
+
+def measure(runner: Runner) -> None:
+    store = Path(runner.args.work) / "datastore"
+    runner.eval_lm("dump", "--gen-subset", "train", "--knn-dump", store)
+    for index in ("auto", "paper"):
+        runner.run(f"build {index}", "knnlm", "build", store, "--index", index)
+    info = subprocess.run(["knnlm", "info", str(store), "--json"], capture_output=True, text=True, check=True)
+    indexes = {index["name"]: index for index in json.loads(info.stdout)["indexes"]}
+    runner.results["indexes"] = {
+        name: {fact: indexes[name][fact] for fact in ("factory", "bytes", "seconds")} for name in ("auto", "paper")
+    }
+    valid = ["--gen-subset", "valid"]
+    runner.eval_lm("stock", *valid, stock=True)
+    runner.eval_lm("base", *valid)
+    knn = [*valid, "--knn-datastore", store, "--knn-index"]
+    for k in ("1024", "all"):
+        best = tune(runner, f"auto k={k}", [*knn, "auto", "--knn-k", k])
+        runner.eval_lm(f"auto k={k} default", *knn, "auto", "--knn-k", k)
+        runner.eval_lm(f"auto k={k} tuned", *knn, "auto", "--knn-k", k, *best)
+    best = tune(runner, "auto k=1024", [])  # the paper's k, so the same lambda and temperature
+    runner.eval_lm("paper k=1024 tuned", *knn, "paper", *best)
+    runner.eval_lm("paper k=1024 default", *knn, "paper")
+
+
+def tune(runner: Runner, name: str, flags: list) -> list:
+    """First the temperature at one lambda, then lambda at the best temperature."""
+
+    def loss(weight: float, temperature: float) -> float:
+        choice = ["--knn-lambda", str(weight), "--knn-temperature", str(temperature)]
+        return runner.eval_lm(f"tune {name} {weight} {temperature}", *flags, *TUNING_SHARD, *choice)["loss"]
+
+    temperature = min(TEMPERATURES, key=lambda t: loss(0.5, t))
+    weight = min(LAMBDAS, key=lambda w: loss(w, temperature))
+    return ["--knn-lambda", str(weight), "--knn-temperature", str(temperature)]
+
+
+ROWS = [
+    ("stock `fairseq-eval-lm`, bare LM", "stock"),
+    ("bare LM under our task", "base"),
+    ("`auto`, k = 1024, default lambda", "auto k=1024 default"),
+    ("`auto`, k = 1024, tuned", "auto k=1024 tuned"),
+    ("`auto`, k = all, default lambda", "auto k=all default"),
+    ("`auto`, k = all, tuned", "auto k=all tuned"),
+    ("`paper`, k = 1024, default lambda", "paper k=1024 default"),
+    ("`paper`, k = 1024, tuned", "paper k=1024 tuned"),
+]
+
+
+def report() -> str:
+    results = json.loads(RESULTS.read_text())
+    runs = results["runs"]
+    lines = [
+        "# Results",
+        "",
+        "Written by `python -m benchmarks.results`; the exact commands and versions are in `results.json`.",
+        "",
+        f"{results['about']} {runs['dump']['entries']:,.0f} tokens in the datastore, perplexity over the "
+        f"{runs['stock']['tokens']:,.0f} tokens of the validation split.",
+        '"Tuned": lambda and temperature',
+        "chosen on the first twentieth of the same split, so those rows are validation results, not test results.",
+        "",
+        "| run | lambda | temperature | perplexity | hit rate | tokens/s | model, s | search, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for label, name in ROWS:
+        if name not in runs:
+            lines.append(f"| {label} | not measured | | | | | | |")
+            continue
+        run = runs[name]
+        knn = "--knn-datastore" in run["command"]
+        weight = _flag(run["command"], "--knn-lambda", "0.25") if knn else ""
+        temperature = _flag(run["command"], "--knn-temperature", "1") if knn else ""
+        cells = [label, weight, temperature, f"{run['perplexity']:.2f}"]
+        cells += [f"{run['hit_rate']:.3f}" if knn else ""]
+        cells += [f"{run['tokens_per_second']:,.0f}"]
+        cells += [f"{run[part]:.0f}" if part in run else "" for part in ("model_seconds", "search_seconds")]
+        lines.append("| " + " | ".join(cells) + " |")
+    builds = [
+        f"`{name}` ({index['factory']}) {index['seconds']:.0f} s, {index['bytes'] / 1e9:.2f} GB"
+        for name, index in results["indexes"].items()
+    ]
+    lines += ["", f"Building the indexes: {'; '.join(builds)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _flag(command: str, flag: str, default: str) -> str:
+    match = re.search(rf"{flag} (\S+)", command)
+    return match[1] if match else default
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="binarised corpus with train and valid")
+    parser.add_argument("--path", help="checkpoint")
+    parser.add_argument("--work", help="folder for the datastore")
+    parser.add_argument("--about", default="", help="what text, model and machine, for the report")
+    parser.add_argument("--tokens-per-sample", default="256")
+    parser.add_argument("--context-window", default="128")
+    parser.add_argument("--report", action="store_true", help="only write results.md from results.json")
+    args = parser.parse_args()
+    if not args.report:
+        if not (args.data and args.path and args.work):
+            parser.error("--data, --path and --work are needed to measure (or --report to write the page again)")
+        measure(Runner(args))
+    (DOCS / "results.md").write_text(report())
+
+
+if __name__ == "__main__":
+    main()
