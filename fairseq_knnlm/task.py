@@ -46,11 +46,15 @@ class KNNLanguageModelingTask(LanguageModelingTask):
                 f"(what is left is {self.args.tokens_per_sample})"
             )
         path = self._split_path(split, epoch)
+        empty = KnnlmError(f"the split {path} is empty; binarise a text with at least one line")
+        binary = Path(f"{path}.bin")
+        if binary.exists() and binary.stat().st_size == 0:  # which fairseq cannot map
+            raise empty
         lines = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl, combine=combine)
         if lines is None:
             raise KnnlmError(f"there is no split {path}; run fairseq-preprocess, or choose another --gen-subset")
         if len(lines) == 0:
-            raise KnnlmError(f"the split {path} is empty; binarise a text with at least one line")
+            raise empty
         self.split = split
         return super().load_dataset(split, epoch, combine, **kwargs)
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # everything is tiny; threads would wait for each other
 REPO = Path(__file__).resolve().parent.parent
 DIM = 64
 
@@ -94,6 +94,24 @@ def post_norm_model(corpus, tmp_path_factory) -> Path:
     return train(corpus, tmp_path_factory.mktemp("post_norm"), "--max-update", "2")
 
 
+def eval_lm_here(data: Path, model: Path, *flags, stock: bool = False) -> dict:
+    """fairseq-eval-lm in this process, which saves the seconds that importing fairseq takes."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq_cli import eval_lm
+
+    task = [] if stock else ["--user-dir", REPO / "fairseq_knnlm", "--task", "knn_language_modeling"]
+    arguments = [data, "--path", model, *EVAL_FLAGS, *task, *flags]
+    args = options.parse_args_and_arch(options.get_eval_lm_parser(), list(map(str, arguments)))
+    return eval_lm.main(convert_namespace_to_omegaconf(args))
+
+
+EVAL_FLAGS = [
+    "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "1024", "--no-progress-bar",
+    "--num-workers", "0",
+]  # fmt: skip
+
+
 class Evaluator:
     """fairseq-eval-lm in this process: its result, the score of every token in corpus order, and what it logged."""
 
@@ -101,27 +119,15 @@ class Evaluator:
         self._caplog = caplog
 
     def __call__(self, data: Path, model: Path, *flags, stock: bool = False, split: str = "valid") -> SimpleNamespace:
-        from fairseq import options
-        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-        from fairseq_cli import eval_lm
-
-        task = [] if stock else ["--user-dir", str(REPO / "fairseq_knnlm"), "--task", "knn_language_modeling"]
-        arguments = [
-            str(data), "--path", str(model), "--gen-subset", split, "--cpu", "--output-word-probs",
-            "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "1024", "--no-progress-bar", *task,
-            *map(str, flags),
-        ]  # fmt: skip
         self._caplog.clear()
         with self._caplog.at_level(logging.INFO):
-            args = options.parse_args_and_arch(options.get_eval_lm_parser(), arguments)
-            results = eval_lm.main(convert_namespace_to_omegaconf(args))
-        log = self._caplog.text
+            results = eval_lm_here(data, model, "--gen-subset", split, "--output-word-probs", *flags, stock=stock)
         lines = {}
         for message in self._caplog.messages:
             if match := re.match(r"(\d+) (\S+ \[.*)", message):
                 lines[int(match[1])] = [float(score) for score in re.findall(r"\[(\S+)\]", match[2])]
         scores = np.array([score for number in sorted(lines) for score in lines[number]])
-        return SimpleNamespace(loss=float(results["loss"]), scores=scores, log=log)
+        return SimpleNamespace(loss=float(results["loss"]), scores=scores, log=self._caplog.text)
 
 
 @pytest.fixture
@@ -138,7 +144,7 @@ def dump(corpus, adaptive_model, tmp_path_factory):
         key = (split, flags, model)
         if key not in made:
             made[key] = tmp_path_factory.mktemp("datastores") / "store"
-            eval_lm(corpus, model or adaptive_model, "--gen-subset", split, "--knn-dump", made[key], *flags)
+            eval_lm_here(corpus, model or adaptive_model, "--gen-subset", split, "--knn-dump", made[key], *flags)
         return made[key]
 
     return make
@@ -146,11 +152,8 @@ def dump(corpus, adaptive_model, tmp_path_factory):
 
 def eval_lm(data: Path, model: Path, *flags, check: bool = True, **kwargs) -> subprocess.CompletedProcess:
     """fairseq-eval-lm as a process of its own."""
-    return run(
-        "fairseq-eval-lm", data, "--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling", "--path", model,
-        "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "1024", "--no-progress-bar",
-        *flags, check=check, **kwargs,
-    )  # fmt: skip
+    task = ["--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling"]
+    return run("fairseq-eval-lm", data, "--path", model, *EVAL_FLAGS, *task, *flags, check=check, **kwargs)
 
 
 def fails_with(result: subprocess.CompletedProcess, *parts: str) -> str:

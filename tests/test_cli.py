@@ -25,7 +25,8 @@ def test_build_info_verify(store, capsys):
     assert "ffn_input_ln of layer 1" in text and "index IVF16_PQ8" in text
     assert main(["info", str(store), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert content["entries"] == len(Datastore(store)) and content["indexes"][0]["factory"] == "IVF16,PQ8"
+    assert content["entries"] == len(Datastore(store))
+    assert "IVF16,PQ8" in [index["factory"] for index in content["indexes"]]
     assert main(["verify", str(store)]) == 0
     assert "all is well" in capsys.readouterr().out
     keys = store / "keys-00001.npy"

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import REPO, eval_lm, run
+from conftest import REPO, eval_lm, eval_lm_here, run
 from reference import has_tie, knn_probability, load, mixture
 
 from fairseq_knnlm.datastore import Datastore
@@ -200,7 +200,7 @@ def test_dump_does_not_depend_on_batches_workers_or_parts(corpus, adaptive_model
     for number, runs in enumerate(ways):
         folder = tmp_path / str(number)
         for flags in runs:
-            eval_lm(corpus, adaptive_model, "--gen-subset", "train", "--knn-dump", folder, *flags)
+            eval_lm_here(corpus, adaptive_model, "--gen-subset", "train", "--knn-dump", folder, *flags)
         assert {path.name: path.read_bytes() for path in folder.glob("*.npy")} == expected
         Datastore(folder)  # complete
 
@@ -265,7 +265,7 @@ def test_all_keys_and_layers_are_the_states_they_name(corpus, adaptive_model, du
 
 def test_half_precision_model(corpus, adaptive_model, dump, tmp_path):
     """--fp16 runs on the CPU too, and its keys are those of full precision up to rounding."""
-    eval_lm(corpus, adaptive_model, "--gen-subset", "valid", "--knn-dump", tmp_path / "half", "--fp16")
+    eval_lm_here(corpus, adaptive_model, "--gen-subset", "valid", "--knn-dump", tmp_path / "half", "--fp16")
     half, _ = load(Datastore(tmp_path / "half"))
     full, _ = load(Datastore(dump("valid")))
     np.testing.assert_allclose(half, full, atol=0.05)
