@@ -7,6 +7,7 @@ stock ``fairseq-eval-lm``, which knows nothing of them.
 import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,23 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         if self.args.knn_datastore:
             check_model(self.model)
             retrievers = open_retrievers(self.args, self.model, dictionary_facts(self.target_dictionary))
-        elif not is_standard_decoder(self.model):
-            return None, 0  # a model we know nothing of and nothing to add: the stock scorer
+        else:
+            self._refuse_idle_flags()
+            if not is_standard_decoder(self.model):
+                return None, 0  # a model we know nothing of and nothing to add: the stock scorer
         group_tokens = max((retriever.preferred_queries for retriever in retrievers), default=0)
-        return lambda dictionary, softmax_batch=None, **_: KNNSequenceScorer(
-            dictionary, softmax_batch, retrievers
-        ), group_tokens
+
+        def make_scorer(dictionary: Dictionary, softmax_batch: int | None = None, **_) -> KNNSequenceScorer:
+            return KNNSequenceScorer(dictionary, softmax_batch, retrievers)
+
+        return make_scorer, group_tokens
+
+    def _refuse_idle_flags(self) -> None:
+        """A flag that does nothing is a mistake worth hearing of."""
+        for flag in fields(KNNLanguageModelingConfig):
+            if flag.name.startswith("knn_") and str(getattr(self.args, flag.name)) != str(flag.default):
+                name = "--" + flag.name.replace("_", "-")
+                raise KnnlmError(f"{name} does nothing without --knn-datastore or --knn-dump; add one, or leave it out")
 
 
 def dictionary_facts(dictionary: Dictionary) -> dict[str, Any]:

@@ -129,6 +129,11 @@ def test_lambdas_above_one(evaluate, corpus, adaptive_model, dump):
     assert "sum at most 1" in sentence
 
 
+@pytest.mark.parametrize("flags", [("--knn-lambda", "0.3"), ("--knn-key", "output"), ("--knn-metric", "ip")])
+def test_flags_without_a_datastore(evaluate, corpus, adaptive_model, flags):
+    assert f"{flags[0]} does nothing" in in_process(evaluate, corpus, adaptive_model, *flags)
+
+
 def test_unknown_key(corpus, adaptive_model, tmp_path):
     result = eval_lm(corpus, adaptive_model, "--knn-dump", tmp_path / "store", "--knn-key", "brain", check=False)
     fails_with(result, "--knn-key", "ffn_input_ln")
