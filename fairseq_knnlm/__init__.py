@@ -10,7 +10,7 @@ from .errors import KnnlmError, check_faiss_is_installed, show_knnlm_errors_as_o
 __version__ = "0.1.0"
 __all__ = ["KnnlmError", "__version__"]
 
-for chatty in ("faiss.loader", "fairseq.tasks.text_to_speech"):  # say at import what nobody asked
+for chatty in ("faiss", "fairseq.tasks.text_to_speech"):  # say at import what nobody asked
     logging.getLogger(chatty).setLevel(logging.WARNING)
 show_knnlm_errors_as_one_sentence()
 check_faiss_is_installed()
