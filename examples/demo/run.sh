@@ -8,7 +8,7 @@ if [ -d .venv/bin ]; then
     PATH="$PWD/.venv/bin:$PATH"
 fi
 mkdir -p demo/logs
-echo "About 5 minutes on 2 cores, most of it training. The full output of each step is in demo/logs."
+echo "Some minutes on 2 cores, most of it training. The full output of each step is in demo/logs."
 
 # show COMMAND...: print a command in lines of moderate length, ready to be copied
 show() {
