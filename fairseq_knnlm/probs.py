@@ -9,7 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-METRICS = ("l2", "ip")
 # Stock fairseq-eval-lm drops infinite scores from the sum *and* the count, which flatters; this one it keeps.
 LOG_ZERO = torch.finfo(torch.float32).min
 
