@@ -3,9 +3,9 @@
     python -m benchmarks.results --data DATA-BIN --path CHECKPOINT --work DIR
 
 runs the commands that a user would type: dump the training split, build the ``auto`` and the ``paper`` index, score the
-validation split with the default lambda and a tuned one. Lambda and temperature are tuned on the first twentieth of the
-validation split. What is done already (the datastore, the indexes, and any command with a result in the JSON file) is
-not done again; delete the JSON file to measure anew. ``--report`` writes the Markdown from the JSON alone.
+validation split and keep the run, tune it. What is done already (the datastore, the indexes, the saves, and any command
+with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes the
+Markdown from the JSON files alone, and adds the pages that examples/papers/*.py wrote to docs/results/.
 """
 
 import argparse
@@ -19,9 +19,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS = DOCS / "results.json"
-TUNING_SHARD = ["--num-shards", "20", "--shard-id", "0"]
-TEMPERATURES = [1, 5, 20]
-LAMBDAS = [0.35, 0.5, 0.65]
+PAGES = ("keys", "scores", "curves", "where")
 
 
 class Runner:
@@ -59,14 +57,25 @@ class Runner:
 
 
 def parse(output: str) -> dict:
-    """The numbers that fairseq-eval-lm and the plugin print."""
+    """The numbers that fairseq-eval-lm, the plugin and ``knnlm tune --json`` print."""
+    tuned = re.search(r'^\{"flags".*$', output, re.MULTILINE)
+    if tuned:
+        content = json.loads(tuned[0])
+        result = next(result for name, result in content["results"].items() if name.endswith("tuned on it"))
+        return {
+            "flags": content["flags"],
+            "perplexity": result["mixture"],
+            **{name: result[name] for name in ("oracle", "hit_rate", "effective_neighbors")},
+        }
     patterns = {
         "tokens": r"Evaluated ([\d,]+) tokens",
         "tokens_per_second": r"\(([\d.]+) tokens/s\)",
         "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
         "loss": r"Loss \(base 2\): ([\d.]+)",
         "base_perplexity": r"base LM loss .* perplexity ([\d.]+);",
+        "oracle": r"oracle perplexity ([\d.]+)",
         "hit_rate": r"hit rate ([\d.]+)",
+        "effective_neighbors": r"([\d.]+) effective neighbours",
         "model_seconds": r"model ([\d.]+)s",
         "search_seconds": r"search ([\d.]+)s",
         "entries": r"complete(?: already)?: ([\d,]+) entries",
@@ -91,36 +100,25 @@ def measure(runner: Runner) -> None:
     runner.eval_lm("stock", *valid, stock=True)
     runner.eval_lm("base", *valid)
     knn = [*valid, "--knn-datastore", store, "--knn-index"]
-    for k in ("all", "1024"):
-        best = tune(runner, f"auto k={k}", [*knn, "auto", "--knn-k", k])
-        runner.eval_lm(f"auto k={k} tuned", *knn, "auto", "--knn-k", k, *best)
-    runner.eval_lm("auto k=1024 default", *knn, "auto")
-    if "paper" in runner.args.indexes:
-        best = tune(runner, "auto k=1024", [])  # measured above; the paper's k, so the same lambda and temperature
-        runner.eval_lm("paper k=1024 tuned", *knn, "paper", *best)
-        runner.eval_lm("paper k=1024 default", *knn, "paper")
-
-
-def tune(runner: Runner, name: str, flags: list) -> list:
-    """First the temperature at one lambda, then lambda at the best temperature."""
-
-    def loss(weight: float, temperature: float) -> float:
-        choice = ["--knn-lambda", str(weight), "--knn-temperature", str(temperature)]
-        return runner.eval_lm(f"tune {name} {weight} {temperature}", *flags, *TUNING_SHARD, *choice)["loss"]
-
-    temperature = min(TEMPERATURES, key=lambda t: loss(0.5, t))
-    weight = min(LAMBDAS, key=lambda w: loss(w, temperature))
-    return ["--knn-lambda", str(weight), "--knn-temperature", str(temperature)]
+    saves = Path(runner.args.work) / "saves"
+    for index in runner.args.indexes:
+        runner.eval_lm(f"{index} k=1024 default", *knn, index, "--knn-save", saves / index)
+        runner.run(f"{index} k=1024 tuned", "knnlm", "tune", saves / index, "--json")
+    if "auto" in runner.args.indexes:
+        flags = runner.runs["auto k=1024 tuned"]["flags"].split()
+        runner.eval_lm("auto k=1024 tuned, scored", *knn, "auto", *flags)
+        runner.eval_lm("auto k=all tuned, scored", *knn, "auto", *flags, "--knn-k", "all")
 
 
 ROWS = [
     ("stock `fairseq-eval-lm`, bare LM", "stock"),
     ("bare LM under our task", "base"),
     ("`auto`, k = 1024, default lambda", "auto k=1024 default"),
-    ("`auto`, k = 1024, tuned", "auto k=1024 tuned"),
-    ("`auto`, k = all, tuned", "auto k=all tuned"),
+    ("`auto`, k = 1024, by `knnlm tune`", "auto k=1024 tuned"),
+    ("`auto`, k = 1024, scored with the tuned flags", "auto k=1024 tuned, scored"),
+    ("`auto`, k = all, scored with the same flags", "auto k=all tuned, scored"),
     ("`paper`, k = 1024, default lambda", "paper k=1024 default"),
-    ("`paper`, k = 1024, tuned", "paper k=1024 tuned"),
+    ("`paper`, k = 1024, by `knnlm tune`", "paper k=1024 tuned"),
 ]
 
 
@@ -130,27 +128,29 @@ def report() -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python -m benchmarks.results`; the exact commands and versions are in `results.json`.",
+        "Written by `python -m benchmarks.results` and the recipes in `examples/papers`; the exact commands and "
+        "versions are in `results.json`.",
         "",
         f"{results['about']} {runs['dump']['entries']:,.0f} tokens in the datastore, perplexity over the "
-        f"{runs['stock']['tokens']:,.0f} tokens of the validation split.",
-        '"Tuned": lambda and temperature',
-        "chosen on the first twentieth of the same split, so those rows are validation results, not test results.",
+        f"{runs['stock']['tokens']:,.0f} tokens of the validation split, which is also what was tuned on: these are "
+        "validation results, not test results.",
         "",
-        "| run | lambda | temperature | perplexity | hit rate | tokens/s | model, s | search, s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run | lambda | temperature | perplexity | oracle | hit rate | effective neighbours | tokens/s | model, s "
+        "| search, s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for label, name in ROWS:
         if name not in runs:
-            lines.append(f"| {label} | not measured | | | | | | |")
+            lines.append(f"| {label} | not measured | | | | | | | | |")
             continue
         run = runs[name]
-        knn = "--knn-datastore" in run["command"]
-        weight = _flag(run["command"], "--knn-lambda", "0.25") if knn else ""
-        temperature = _flag(run["command"], "--knn-temperature", "1") if knn else ""
-        cells = [label, weight, temperature, f"{run['perplexity']:.2f}"]
-        cells += [f"{run['hit_rate']:.3f}" if knn else ""]
-        cells += [f"{run['tokens_per_second']:,.0f}"]
+        flags = run.get("flags", run["command"])
+        knn = "hit_rate" in run
+        cells = [label, _flag(flags, "--knn-lambda", "0.25") if knn else ""]
+        cells += [_flag(flags, "--knn-temperature", "1") if knn else "", f"{run['perplexity']:.2f}"]
+        for fact, digits in (("oracle", ".2f"), ("hit_rate", ".3f"), ("effective_neighbors", ".0f")):
+            cells.append(format(run[fact], digits) if run.get(fact) is not None else "")
+        cells += [f"{run['tokens_per_second']:,.0f}" if "tokens_per_second" in run else ""]
         cells += [f"{run[part]:.0f}" if part in run else "" for part in ("model_seconds", "search_seconds")]
         lines.append("| " + " | ".join(cells) + " |")
     builds = [
@@ -158,6 +158,10 @@ def report() -> str:
         for name, index in results["indexes"].items()
     ]
     lines += ["", f"Building the indexes: {'; '.join(builds)}."]
+    for page in PAGES:
+        path = DOCS / "results" / f"{page}.md"
+        if path.exists():  # its plots lie beside it
+            lines += ["", re.sub(r"\]\((\S+\.svg)\)", r"](results/\1)", path.read_text().strip())]
     return "\n".join(lines) + "\n"
 
 

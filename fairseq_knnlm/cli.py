@@ -9,6 +9,9 @@ from dataclasses import asdict
 from . import __version__
 from .errors import KnnlmError
 
+# What knnlm sweep varies; here and not imported, so that --help needs no torch.
+KNOBS = ("lambda", "temperature", "k", "cache-lambda", "cache-theta", "cache-size")
+
 
 def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -48,6 +51,32 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = add("verify", _verify, "compare a datastore and its indexes with their checksums and with each other")
     verify.add_argument("datastore", metavar="DIR")
+
+    part = add("subsample", _subsample, "copy a random part of a datastore to a datastore of its own")
+    part.add_argument("datastore", metavar="DIR")
+    part.add_argument("--fraction", type=float, required=True, help="of the entries, above 0 and at most 1")
+    part.add_argument("--seed", type=int, default=1)
+    part.add_argument("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
+
+    tune = add("tune", _tune, "find the best lambda, temperature, k and cache for a save of fairseq-eval-lm --knn-save")
+    tune.add_argument("saves", metavar="DIR", nargs="+", help="a save, or the --num-shards parts of one run")
+    tune.add_argument("--report", metavar="DIR", nargs="+", help="a save of other text to report the choice on")
+    tune.add_argument(
+        "--without", metavar="MEMORY", action="append", default=[],
+        help="leave one out of the mixture: knn0, knn1, ... or cache",
+    )  # fmt: skip
+    tune.add_argument("--json", action="store_true", help="for machines")
+
+    sweep = add("sweep", _sweep, "vary one knob over a save of fairseq-eval-lm --knn-save")
+    sweep.add_argument("saves", metavar="DIR", nargs="+", help="a save, or the --num-shards parts of one run")
+    sweep.add_argument("--over", required=True, metavar="KNOB", help=f"one of {', '.join(KNOBS)}")
+    sweep.add_argument("--values", metavar="A,B,...", help="where to evaluate (default: a grid that shows the curve)")
+    for knob in KNOBS:
+        sweep.add_argument(f"--{knob}", metavar="X", help="fix it here (default: as in the saved run)")
+    sweep.add_argument("--best-lambda", action="store_true", help="choose the weights anew at each point")
+    sweep.add_argument(
+        "-o", "--output", metavar="FILE", nargs="+", default=[], help="also write .csv, .json, .svg or .png files"
+    )
 
     adopt = add("import", _import, "adopt the memory maps and the index that the original implementation writes")
     adopt.add_argument("prefix", help="of PREFIX_keys.npy and PREFIX_vals.npy")
@@ -123,6 +152,87 @@ def _verify(args) -> int:
                 tqdm.write(f"ok: {check.what}", file=sys.stdout)
     print(f"{args.datastore}: {f'{problems} problems' if problems else 'all is well'}")
     return 1 if problems else 0
+
+
+def _subsample(args) -> int:
+    from .datastore import Datastore
+    from .subsample import subsample
+
+    datastore = subsample(Datastore(args.datastore), args.fraction, args.seed, args.output)
+    print(f"{args.output}: {len(datastore):,} entries; its index is built when it is used, or by knnlm build")
+    return 0
+
+
+def _tune(args) -> int:
+    from .analysis.choice import Choice, Result, evaluate
+    from .analysis.evidence import Evidence
+    from .analysis.report import table
+    from .analysis.tune import check_not_test, check_report, tune
+
+    evidence = Evidence.open(args.saves, tuple(args.without))
+    check_not_test(evidence)
+    if not evidence.run.memories:
+        raise KnnlmError(
+            f"{args.saves[0]} holds the bare LM, so there is nothing to tune; score with --knn-datastore or "
+            "--knn-cache-size"
+        )
+    report = Evidence.open(args.report, tuple(args.without)) if args.report else None
+    if report:
+        check_report(evidence, report)
+    choice = tune(evidence)
+    split = evidence.run.source["split"]
+    results = {
+        f"{split}, as scored": evaluate(evidence, Choice.of_run(evidence)),
+        f"{split}, tuned on it": evaluate(evidence, choice),
+    }
+    if report:
+        results[f"{report.run.source['split']}, report"] = evaluate(report, choice)
+    flags = choice.flags(evidence)
+    if args.json:
+        print(json.dumps({"flags": flags, **asdict(choice), "results": {n: asdict(r) for n, r in results.items()}}))
+        return 0
+    print(table(["", "tokens", *Result.HEADER], [[n, f"{r.tokens:,}", *r.cells()] for n, r in results.items()]))
+    print(f"\n{flags}\n")
+    if report:
+        print("The last line is the one to report; the others are of the text that was tuned on.")
+    else:
+        expected = results[f"{split}, tuned on it"].mixture
+        print(
+            f"Scoring {split} with these flags gives a perplexity of {expected:.4f}. That is no test result: to\n"
+            "report one, score another split with them, or give its save to --report."
+        )
+    return 0
+
+
+def _sweep(args) -> int:
+    from .analysis.choice import Choice
+    from .analysis.evidence import Evidence
+    from .analysis.report import check_outputs, sweep_table, write_sweep
+    from .analysis.sweep import check_saved, set_knob, sweep
+
+    if args.over not in KNOBS:
+        raise KnnlmError(f"there is no knob {args.over}; choose one of {', '.join(KNOBS)}")
+    check_outputs(args.output)
+    evidence = Evidence.open(args.saves)
+    choice = Choice.of_run(evidence)
+    for knob in KNOBS:
+        fixed = getattr(args, knob.replace("-", "_"))
+        if fixed is not None:
+            check_saved(evidence, knob)
+            choice = set_knob(evidence, choice, knob, _number(fixed))
+    values = [_number(value) for value in args.values.split(",")] if args.values else None
+    rows = sweep(evidence, args.over, values, choice, args.best_lambda)
+    print(sweep_table(args.over, rows, args.best_lambda))
+    for file in args.output:
+        write_sweep(file, args.over, rows)
+    return 0
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise KnnlmError(f"'{text}' is not a number") from error
 
 
 def _import(args) -> int:

@@ -85,3 +85,30 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
         default="exact",
         metadata=_help("which distances: exact ones with the stored keys, or the index's own approximation"),
     )
+    # continuous cache
+    knn_cache_size: int = field(
+        default=0,
+        metadata=_help(
+            "continuous cache: the last N tokens of the scored text are one more memory; 0 is none. Its states are "
+            "the first datastore's key, or --knn-key"
+        ),
+    )
+    knn_cache_lambda: float = field(default=0.1, metadata=_help("weight of the cache distribution"))
+    knn_cache_theta: float = field(
+        default=0.1, metadata=_help("sharpness of the cache: shares are proportional to exp(theta * h_t . h_i)")
+    )
+    knn_cache_boundary: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "forget the previous document after this line of the scored text, as it was tokenised ('' is an empty "
+            "line); re:PATTERN takes every line that the regular expression matches as a whole"
+        ),
+    )
+    # keep
+    knn_save: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "keep LM scores, neighbours' distances and cache similarities of the scored split in DIR, so that knnlm "
+            "tune and knnlm sweep need neither model nor search"
+        ),
+    )

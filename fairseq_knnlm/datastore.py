@@ -4,6 +4,7 @@
     DIR/keys-00000.npy   (rows, dim)      float16 or float32
     DIR/values-00000.npy (rows,)          uint16 or int32
     DIR/index/<name>/                     see index.py
+    DIR/positions.npy    (entries,)       only in a subsample: which token of the corpus each entry is
 
 Entry i is the i-th predicted token of the corpus. The split of the entries into shards is fixed when the datastore is
 created, so several processes can fill different shards of one folder, and a killed one loses the shard under way only.
@@ -26,6 +27,7 @@ from .files import check_disk_space, disk_full, file_sha256, read_json, write_js
 FORMAT = "fairseq-knnlm datastore"
 VERSION = 1
 MANIFEST = "manifest.json"
+POSITIONS = "positions.npy"
 
 
 def value_dtype_for(vocabulary_size: int) -> str:

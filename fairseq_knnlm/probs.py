@@ -18,17 +18,28 @@ def similarity_scale(metric: str, temperature: float) -> float:
     return (1.0 if metric == "ip" else -1.0) / temperature
 
 
-def neighbor_log_weights(distances: Tensor, ids: Tensor, metric: str, temperature: float) -> Tensor:
-    """Log of each neighbour's share: distances (n, k), ids (n, k) -> (n, k), -inf where there is no neighbour."""
-    scores = (distances.float() * similarity_scale(metric, temperature)).masked_fill(ids < 0, -math.inf)
+def similarities(distances: Tensor, ids: Tensor, metric: str) -> Tensor:
+    """The larger the nearer: distances (n, k), ids (n, k) -> (n, k), -inf where there is no neighbour."""
+    return (distances.float() * similarity_scale(metric, 1.0)).masked_fill(ids < 0, -math.inf)
+
+
+def neighbor_log_weights(similarities: Tensor, sharpness: float) -> Tensor:
+    """Log of each neighbour's share: similarities (n, k) -> (n, k). Sharpness is 1/T, or a cache's theta."""
+    # 0 * -inf is not a number, so an absent neighbour needs saying again.
+    scores = (similarities * sharpness).masked_fill(similarities == -math.inf, -math.inf)
     # log_softmax subtracts the largest first, which keeps digits that (scores - logsumexp) would lose. A query may have
     # no neighbour at all.
     return scores.log_softmax(dim=1).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
-def target_log_probs(log_weights: Tensor, neighbor_values: Tensor, targets: Tensor) -> Tensor:
-    """log p_kNN of the targets: weights (n, k), values (n, k), targets (n,) -> (n,), -inf where not retrieved."""
-    return log_weights.masked_fill(neighbor_values != targets[:, None], -math.inf).logsumexp(dim=1)
+def target_log_probs(log_weights: Tensor, matches: Tensor) -> Tensor:
+    """log p of the targets: weights (n, k), whether each value is the target (n, k) -> (n,), -inf where none is."""
+    return log_weights.masked_fill(~matches, -math.inf).logsumexp(dim=1)
+
+
+def entropy(log_weights: Tensor) -> Tensor:
+    """Entropy of the neighbours' shares, in nats: (n, k) -> (n,). Its exponential is their effective number."""
+    return -(log_weights.exp() * log_weights.clamp(min=LOG_ZERO)).sum(dim=1)
 
 
 def vocabulary_log_probs(log_weights: Tensor, neighbor_values: Tensor, vocabulary_size: int) -> Tensor:

@@ -1,5 +1,6 @@
 """From the flags to retrievers: a datastore, its search engine, and what p_kNN needs to know."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ from .datastore import Datastore
 from .errors import KnnlmError
 from .index import build_index_if_missing, extract_ivf, open_index
 from .keys import KeyExtractor, key_dimension, resolve_layer, weights_fingerprint
-from .probs import neighbor_log_weights, target_log_probs
+from .probs import entropy, neighbor_log_weights, similarities, target_log_probs
 from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescored, Search
 from .search.ivf import stores_exact_keys
+
+# keep(rows, similarities, matches), see Retriever.target_log_probs
+Keep = Callable[[slice, Tensor, Tensor], None]
+ROWS_AT_ONCE = 4096  # when distances become probabilities
 
 
 class Retriever:
@@ -27,30 +32,47 @@ class Retriever:
         temperature: float,
         metric: str,
         extractor: KeyExtractor | None = None,
+        identity: dict[str, Any] | None = None,
     ):
         """
         Args:
             k: neighbours per query; None: every visited entry
             weight: lambda
+            identity: what decides which neighbours are found, for --knn-save
         """
         self.datastore, self.engine, self.k, self.weight = datastore, engine, k, weight
         self.temperature, self.metric, self.extractor = temperature, metric, extractor
+        self.identity = identity or {}
         self.preferred_queries = engine.preferred_queries
         self.name = datastore.folder.name
+        self.entropy_sum = 0.0  # of the neighbours' shares, in nats; stays 0 where every visited entry takes part
 
-    def target_log_probs(self, queries: Tensor, targets: Tensor) -> Tensor:
-        """log p_kNN: queries (n, dim), targets (n,) -> (n,) on the targets' device; -inf where not retrieved."""
-        vectors = np.ascontiguousarray(queries.float().cpu().numpy())
+    def target_log_probs(self, queries: Tensor, targets: Tensor, keep: Keep | None = None) -> Tensor:
+        """log p_kNN: queries (n, dim), targets (n,) -> (n,) on the targets' device; -inf where not retrieved.
+
+        Args:
+            keep: called for consecutive rows of the n with (rows, similarities (rows, k), matches (rows, k)), unless
+                every visited entry takes part
+        """
+        vectors, wanted = np.ascontiguousarray(queries.float().cpu().numpy()), targets.cpu().numpy()
         if self.k is None:
-            target_mass, total_mass = self.engine.target_mass(vectors, targets.cpu().numpy(), self.temperature)
+            target_mass, total_mass = self.engine.target_mass(vectors, wanted, self.temperature)
             with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
                 log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
             return torch.from_numpy(log_probs).float().to(targets.device)
         distances, ids = self.engine.search(vectors, self.k)
-        values = torch.from_numpy(self.datastore.values[np.maximum(ids, 0)].astype(np.int64))
-        distances, ids = torch.from_numpy(distances), torch.from_numpy(ids)
-        weights = neighbor_log_weights(distances, ids, self.metric, self.temperature)
-        return target_log_probs(weights, values, targets.cpu()).to(targets.device)
+        log_probs = torch.empty(len(ids))
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            rows = slice(start, min(start + ROWS_AT_ONCE, len(ids)))
+            matches = self.datastore.values[np.maximum(ids[rows], 0)] == wanted[rows, None]
+            matches = torch.from_numpy(matches & (ids[rows] >= 0))
+            near = similarities(torch.from_numpy(distances[rows]), torch.from_numpy(ids[rows]), self.metric)
+            weights = neighbor_log_weights(near, 1 / self.temperature)
+            log_probs[rows] = target_log_probs(weights, matches)
+            self.entropy_sum += entropy(weights).double().sum().item()
+            if keep is not None:
+                keep(rows, near, matches)
+        return log_probs.to(targets.device)
 
 
 def open_retrievers(args, model: nn.Module, dictionary_facts: dict[str, Any]) -> list[Retriever]:
@@ -71,7 +93,16 @@ def open_retrievers(args, model: nn.Module, dictionary_facts: dict[str, Any]) ->
         engine = make_engine(datastore, args.knn_index, k, metric, mask, score, args.knn_nprobe)
         layer = resolve_layer(model.decoder, datastore.manifest.layer)  # an imported one may say -1
         extractor = KeyExtractor(model, datastore.manifest.key, layer)
-        retrievers.append(Retriever(datastore, engine, k, weight, args.knn_temperature, metric, extractor))
+        identity = {
+            "keys": datastore.fingerprint,
+            "entries": len(datastore),
+            "metric": metric,
+            "mask": mask,
+            "score": score,
+            "index": args.knn_index or "default",
+            "nprobe": args.knn_nprobe,
+        }
+        retrievers.append(Retriever(datastore, engine, k, weight, args.knn_temperature, metric, extractor, identity))
     return retrievers
 
 

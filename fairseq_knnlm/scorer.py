@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,12 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor, nn
 
 from .blocks import own_positions
+from .cache import ContinuousCache
 from .errors import KnnlmError
+from .keys import KeyExtractor
 from .probs import interpolate
-from .retrieval import Retriever
+from .retrieval import Keep, Retriever
+from .save import SaveWriter
 
 logger = logging.getLogger(__name__)
 
@@ -44,43 +48,78 @@ def lm_target_log_probs(decoder: TransformerDecoderBase, features: Tensor, targe
     return log_probs
 
 
+@dataclass
+class Cache:
+    """A continuous cache in the mixture."""
+
+    memory: ContinuousCache
+    weight: float
+    extractor: KeyExtractor
+
+
 class KNNSequenceScorer(SequenceScorer):
-    """fairseq's scorer, with the mixture in place of the LM's probability. Without retrievers: the LM, faster.
+    """fairseq's scorer, with the mixture in place of the LM's probability. With no memory: the LM, faster.
 
     A sample holds several batches (see EvalBatches): the model runs on each, the search on all of them at once.
     """
 
-    def __init__(self, tgt_dict, softmax_batch: int | None, retrievers: list[Retriever]):
+    def __init__(
+        self,
+        tgt_dict,
+        softmax_batch: int | None,
+        retrievers: list[Retriever],
+        cache: Cache | None = None,
+        save: SaveWriter | None = None,
+        skip: int = 0,
+    ):
+        """
+        Args:
+            save: keeps what the mixture was made of
+            skip: positions at each row's start that are not of the corpus (the <s> of ``--add-bos-token``)
+        """
         super().__init__(tgt_dict, softmax_batch)
-        self.retrievers = retrievers
-        self.seconds = {"model": 0.0, "search": 0.0, "mixing": 0.0}
+        self.retrievers, self.cache, self.save, self.skip = retrievers, cache, save, skip
+        self._memories: list[Retriever | Cache] = [*retrievers, *([cache] if cache else [])]
+        self.seconds = {"model": 0.0, "search": 0.0, "cache": 0.0, "mixing": 0.0}
         self.tokens = 0
-        self.lm_sum = 0.0
-        self.hits = [0] * len(retrievers)
+        self.sums = {"lm": 0.0, "mixture": 0.0, "oracle": 0.0}  # of log-probabilities
+        self.hits = [0] * len(self._memories)
 
     @torch.no_grad()
     def generate(self, models: list[nn.Module], sample: dict, **kwargs) -> list:
         (model,) = models
         model.eval()
+        for batch in sample.get("warm_up", []):  # what came before this part of the text, for the cache alone
+            targets, _, queries = self._run_model(model, batch)
+            self.cache.memory.target_log_probs(queries[-1], targets)
         clock = _Clock(self.seconds)
         targets, lm, queries = zip(*(self._run_model(model, batch) for batch in sample["batches"]))
-        all_targets, all_lm = torch.cat(targets), torch.cat(lm)
+        targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]
         clock.stop("model")
-        knn = [
-            retriever.target_log_probs(torch.cat([query[number] for query in queries]), all_targets)
-            for number, retriever in enumerate(self.retrievers)
-        ]
+        others = []
+        for number, retriever in enumerate(self.retrievers):
+            others.append(retriever.target_log_probs(queries[number], targets, self._keep(f"knn{number}")))
+            if self.save and retriever.k is None:
+                self.save.add_log_probs(f"knn{number}", others[-1])
         clock.stop("search")
-        scores = interpolate(all_lm, knn, [retriever.weight for retriever in self.retrievers])
-        self._count(all_lm, knn)
+        if self.cache:
+            others.append(self.cache.memory.target_log_probs(queries[-1], targets, self._keep("cache")))
+            clock.stop("cache")
+        scores = interpolate(lm, others, [memory.weight for memory in self._memories])
+        self._count(lm, others, scores)
+        if self.save:
+            self.save.add(lm, targets)
         clock.stop("mixing")
         return self._hypotheses(sample["batches"], scores)
 
+    def _keep(self, memory: str) -> Keep | None:
+        return (lambda _, near, matches: self.save.add_neighbors(memory, near, matches)) if self.save else None
+
     def _run_model(self, model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Targets (n,), their log p_LM (n,), and the queries (n, C) for each retriever, of the predicted positions."""
+        """Targets (n,), their log p_LM (n,), and the queries (n, C) for each memory, of the predicted positions."""
         features, _ = model(batch["net_input"]["src_tokens"], features_only=True)
-        own = own_positions(batch)
-        queries = [retriever.extractor.pop()[own] for retriever in self.retrievers]
+        own = own_positions(batch, self.skip)
+        queries = [memory.extractor.pop()[own] for memory in self._memories]
         targets = batch["target"][own]
         step = min(self.softmax_batch, MAX_LOGITS // len(model.decoder.dictionary))
         lm = [
@@ -94,7 +133,9 @@ class KNNSequenceScorer(SequenceScorer):
         for batch in batches:
             for row, mask in zip(batch["target"], own_positions(batch)):
                 tokens = row[mask]
-                own_scores, scores = scores[: len(tokens)], scores[len(tokens) :]
+                count = len(tokens) - self.skip
+                own_scores, scores = scores[:count], scores[count:]
+                own_scores = F.pad(own_scores, (self.skip, 0))  # fairseq takes these off again
                 hypotheses.append(
                     [
                         {
@@ -108,20 +149,42 @@ class KNNSequenceScorer(SequenceScorer):
                 )
         return hypotheses
 
-    def _count(self, lm: Tensor, knn: list[Tensor]) -> None:
+    def _count(self, lm: Tensor, others: list[Tensor], mixture: Tensor) -> None:
         self.tokens += lm.numel()
-        self.lm_sum += lm.double().sum().item()
-        for number, log_probs in enumerate(knn):
+        best = torch.stack([lm, *(log_probs.to(lm) for log_probs in others)]).max(dim=0).values
+        for name, log_probs in (("lm", lm), ("mixture", mixture), ("oracle", best)):
+            self.sums[name] += log_probs.double().sum().item()
+        for number, log_probs in enumerate(others):
             self.hits[number] += int(log_probs.isfinite().sum())
 
+    def perplexity(self, name: str) -> float:
+        """Of the LM, the mixture, or the oracle (per token the best of LM and memories)."""
+        return math.exp(-self.sums[name] / self.tokens)
+
     def summary(self) -> str:
-        """One line: the LM alone, how often the target was retrieved, where the time went."""
-        loss = -self.lm_sum / self.tokens / math.log(2)
+        """One line: the LM alone, the oracle, how often the target was retrieved, where the time went."""
+        loss = -self.sums["lm"] / self.tokens / math.log(2)
         parts = [f"base LM loss (base 2) {loss:.4f}, perplexity {2**loss:.2f}"]
+        if self._memories:
+            parts.append(f"mixture perplexity {self.perplexity('mixture'):.2f}")
+            parts.append(f"oracle perplexity {self.perplexity('oracle'):.2f}")
         for retriever, hits in zip(self.retrievers, self.hits):
-            parts.append(f"hit rate {hits / self.tokens:.4f} in {retriever.name} (lambda {retriever.weight:g})")
-        parts.append(", ".join(f"{name} {seconds:.1f}s" for name, seconds in self.seconds.items()))
+            part = f"hit rate {hits / self.tokens:.4f} in {retriever.name} (lambda {retriever.weight:g})"
+            if retriever.k is not None:
+                part += f", {math.exp(retriever.entropy_sum / self.tokens):.1f} effective neighbours"
+            parts.append(part)
+        if self.cache:
+            parts.append(f"hit rate {self.hits[-1] / self.tokens:.4f} in the cache (lambda {self.cache.weight:g})")
+        parts.append(", ".join(f"{name} {time:.1f}s" for name, time in self.seconds.items() if time or name != "cache"))
         return "kNN-LM: " + "; ".join(parts)
+
+    def finish(self) -> None:
+        """After the last batch."""
+        if self.tokens:
+            logger.info(self.summary())
+        if self.save:
+            self.save.finish(self.perplexity("mixture") if self.tokens else math.nan)
+            logger.info(f"saved to {self.save.folder}: try knnlm tune and knnlm sweep on it")
 
 
 class _Clock:
@@ -168,8 +231,13 @@ def install_scorer(make_scorer: Callable[..., SequenceScorer] | None) -> Install
 class EvalBatches:
     """The batches of an evaluation, several at a time where the search wants many queries at once."""
 
-    def __init__(self, batches, batches_at_once: int, installed: InstalledScorer | None):
+    def __init__(self, batches, batches_at_once: int, installed: InstalledScorer | None, first_block: int = 0):
+        """
+        Args:
+            first_block: blocks before this one warm the cache up and are not scored
+        """
         self._batches, self._group, self._installed = batches, batches_at_once, installed
+        self._first_block = first_block
 
     def __len__(self) -> int:
         return -(-len(self._batches) // self._group)
@@ -185,21 +253,26 @@ class EvalBatches:
                 "install fairseq-fixed 0.12 and run fairseq-eval-lm"
             )
         group: list[dict] = []
+        warm_up: list[dict] = []
         for batch in self._batches:
+            if batch["id"][0] < self._first_block:
+                warm_up.append(batch)
+                continue
             group.append(batch)
             if len(group) == self._group:
-                yield _merge(group)
-                group = []
+                yield _merge(group, warm_up)
+                group, warm_up = [], []
         if group:
-            yield _merge(group)
-        if isinstance(scorer, KNNSequenceScorer) and scorer.tokens:
-            logger.info(scorer.summary())
+            yield _merge(group, warm_up)
+        if isinstance(scorer, KNNSequenceScorer):
+            scorer.finish()
 
 
-def _merge(batches: list[dict]) -> dict:
+def _merge(batches: list[dict], warm_up: list[dict]) -> dict:
     """One sample out of several batches, with the fields that eval_lm itself looks at."""
     return {
         "batches": batches,
+        "warm_up": warm_up,
         "id": torch.cat([batch["id"] for batch in batches]),
         "ntokens": sum(batch["ntokens"] for batch in batches),
         "net_input": batches[0]["net_input"],

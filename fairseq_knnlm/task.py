@@ -5,13 +5,16 @@ stock ``fairseq-eval-lm``, which knows nothing of them.
 """
 
 import hashlib
+import logging
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.modules import LearnedPositionalEmbedding
@@ -19,13 +22,17 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from .blocks import ContextBlockDataset, contiguous_part
+from .cache import ContinuousCache, Documents
 from .config import KNNLanguageModelingConfig
 from .dump import DumpPlan, KeyDumper
 from .errors import KnnlmError
 from .files import file_sha256
 from .keys import DEFAULT_KEY, KeyExtractor, check_model, key_dimension, resolve_layer, weights_fingerprint
-from .retrieval import open_retrievers
-from .scorer import EvalBatches, KNNSequenceScorer, install_scorer, is_standard_decoder
+from .retrieval import Retriever, open_retrievers
+from .save import MemoryFacts, RunFacts, SaveWriter
+from .scorer import Cache, EvalBatches, KNNSequenceScorer, install_scorer, is_standard_decoder
+
+logger = logging.getLogger(__name__)
 
 
 @register_task("knn_language_modeling", dataclass=KNNLanguageModelingConfig)
@@ -77,12 +84,16 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     ) -> Iterable[dict]:
         """Prepare what the flags ask for; batches of the corpus in order, a shard being a contiguous part of it."""
         self._check_lengths(dataset, max_positions, context_window)
+        first_block = 0
         if self.args.knn_dump:
             plan = self._plan_dump(dataset, num_shards, shard_id, context_window)
             ranges, make_scorer, group_tokens = plan.block_ranges, self._make_dumper(plan), 0
         else:
-            ranges = [contiguous_part(len(dataset), num_shards, shard_id)]
-            make_scorer, group_tokens = self._make_scorer()
+            first_block, last_block = contiguous_part(len(dataset), num_shards, shard_id)
+            rows = np.asarray(dataset.sizes, np.int64)
+            warm_up = _blocks_before(rows, first_block, self.args.knn_cache_size)
+            ranges = [(warm_up, first_block), (first_block, last_block)]
+            make_scorer, group_tokens = self._make_scorer(rows, warm_up, first_block, last_block, context_window)
         blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges)
         batches = self.get_batch_iterator(
             dataset=blocks,
@@ -93,7 +104,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         ).next_epoch_itr(shuffle=False)
         tokens = blocks.num_tokens_vec(blocks.ordered_indices()).sum(dtype=int)
         batches_at_once = max(1, round(group_tokens * len(batches) / tokens)) if tokens else 1
-        return EvalBatches(batches, batches_at_once, install_scorer(make_scorer))
+        return EvalBatches(batches, batches_at_once, install_scorer(make_scorer), first_block)
 
     def _check_lengths(self, dataset, max_positions: int | None, context_window: int) -> None:
         """Refuse what fairseq would drop in silence (blocks that are too long) or crash on."""
@@ -116,6 +127,8 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     def _plan_dump(self, dataset, num_parts: int, part: int, context_window: int) -> DumpPlan:
         if self.args.knn_datastore:
             raise KnnlmError("--knn-dump and --knn-datastore are two runs: dump first, then score")
+        if self.args.knn_cache_size or self.args.knn_save:
+            raise KnnlmError("--knn-cache-size and --knn-save are for scoring; dump without them")
         if self.targets != ["future"]:
             raise KnnlmError("a datastore holds next tokens; dump without --self-target and --past-target")
         check_model(self.model)
@@ -125,18 +138,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             "key": str(self.args.knn_key or DEFAULT_KEY),
             "layer": resolve_layer(self.model.decoder, self.args.knn_layer),
             "vocabulary_size": len(self.target_dictionary),
-            "source": {
-                "data": str(Path(self._split_path(self.split)).parent.resolve()),
-                "split": self.split,
-                "data_sha256": self._data_fingerprint(),
-                **dictionary_facts(self.target_dictionary),
-                "checkpoint_sha256": weights_fingerprint(self.model),
-                "tokens_per_sample": self.args.tokens_per_sample + context_window,
-                "context_window": context_window,
-                "sample_break_mode": str(self.args.sample_break_mode),
-                "add_bos_token": self.args.add_bos_token,
-                "fp16": next(self.model.parameters()).element_size() == 2,
-            },
+            "source": self._source(context_window),
         }
         return DumpPlan(self.args.knn_dump, facts, np.asarray(dataset.sizes, np.int64), num_parts, part)
 
@@ -158,36 +160,145 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         extractor = KeyExtractor(self.model, manifest.key, manifest.layer)
         return lambda dictionary, *_, **__: KeyDumper(dictionary, plan, extractor, self._bos_tokens, build_index)
 
-    def _data_fingerprint(self) -> str:
+    def _source(self, context_window: int) -> dict[str, Any]:
+        """What the states and tokens of this run come from."""
         path = Path(self._split_path(self.split))
         binary = path.with_name(path.name + ".bin")
-        return file_sha256(binary if binary.exists() else path)
+        return {
+            "data": str(path.parent.resolve()),
+            "split": self.split,
+            "data_sha256": file_sha256(binary if binary.exists() else path),
+            **dictionary_facts(self.target_dictionary),
+            "checkpoint_sha256": weights_fingerprint(self.model),
+            "tokens_per_sample": self.args.tokens_per_sample + context_window,
+            "context_window": context_window,
+            "sample_break_mode": str(self.args.sample_break_mode),
+            "add_bos_token": self.args.add_bos_token,
+            "fp16": next(self.model.parameters()).element_size() == 2,
+        }
 
     # --- scoring ---------------------------------------------------------------------------------------------------
 
-    def _make_scorer(self):
-        """A factory in the place of fairseq's SequenceScorer, and how many tokens to give it at once."""
-        retrievers = []
+    def _make_scorer(self, rows: np.ndarray, warm_up: int, first: int, last: int, context_window: int):
+        """A factory in the place of fairseq's SequenceScorer, and how many tokens to give it at once.
+
+        Args:
+            rows: tokens of each block
+            warm_up, first, last: the cache sees blocks from warm_up on, [first, last) are scored
+        """
+        self._refuse_idle_flags()
+        retrievers, cache, save = [], None, None
         if self.args.knn_datastore:
             check_model(self.model)
             retrievers = open_retrievers(self.args, self.model, dictionary_facts(self.target_dictionary))
-        else:
-            self._refuse_idle_flags()
+        if self.args.knn_cache_size:
+            cache = self._open_cache(retrievers, position=int(rows[:warm_up].sum()), corpus_size=int(rows.sum()))
+        elif not (retrievers or self.args.knn_save or is_standard_decoder(self.model)):
+            return None, 0  # a model we know nothing of and nothing to add: the stock scorer
+        if self.args.knn_save:
             if not is_standard_decoder(self.model):
-                return None, 0  # a model we know nothing of and nothing to add: the stock scorer
+                raise KnnlmError("--knn-save needs a fairseq Transformer decoder; score without it")
+            start, stop = int(rows[:first].sum()), int(rows[:last].sum())
+            memories = describe_memories(retrievers, cache, self.args.knn_cache_boundary)
+            save = SaveWriter(
+                self.args.knn_save, RunFacts(self._source(context_window), start, stop, int(rows.sum()), memories)
+            )
+            logger.info(save.describe())
         group_tokens = max((retriever.preferred_queries for retriever in retrievers), default=0)
 
         def make_scorer(dictionary: Dictionary, softmax_batch: int | None = None, **_) -> KNNSequenceScorer:
-            return KNNSequenceScorer(dictionary, softmax_batch, retrievers)
+            return KNNSequenceScorer(dictionary, softmax_batch, retrievers, cache, save, self._bos_tokens)
 
         return make_scorer, group_tokens
+
+    def _open_cache(self, retrievers: list[Retriever], position: int, corpus_size: int) -> Cache:
+        args = self.args
+        if args.knn_cache_size < 0:
+            raise KnnlmError(f"--knn-cache-size must be 0 or more, not {args.knn_cache_size}")
+        if not args.knn_cache_theta >= 0:
+            raise KnnlmError(f"--knn-cache-theta must be 0 or more, not {args.knn_cache_theta:g}")
+        total = args.knn_cache_lambda + sum(retriever.weight for retriever in retrievers)
+        if not 0 <= args.knn_cache_lambda <= 1 or total > 1 + 1e-9:
+            raise KnnlmError(
+                f"--knn-cache-lambda must be between 0 and 1, and at most 1 together with --knn-lambda, not {total:g}"
+            )
+        check_model(self.model)
+        if retrievers:
+            key, layer = retrievers[0].datastore.manifest.key, retrievers[0].datastore.manifest.layer
+        else:
+            key, layer = str(args.knn_key or DEFAULT_KEY), args.knn_layer
+        documents = None
+        if args.knn_cache_boundary is not None:
+            lines = data_utils.load_indexed_dataset(
+                self._split_path(self.split), self.dictionary, args.dataset_impl, combine=False
+            )
+            if int(np.sum(lines.sizes)) != corpus_size:
+                raise KnnlmError("--knn-cache-boundary needs every token of the text; use --sample-break-mode none")
+            documents = find_documents(lines, self.dictionary, args.knn_cache_boundary)
+        cache = ContinuousCache(args.knn_cache_size, args.knn_cache_theta, documents, position)
+        extractor = KeyExtractor(self.model, key, resolve_layer(self.model.decoder, layer))
+        return Cache(cache, args.knn_cache_lambda, extractor)
 
     def _refuse_idle_flags(self) -> None:
         """A flag that does nothing is a mistake worth hearing of."""
         for flag in fields(KNNLanguageModelingConfig):
-            if flag.name.startswith("knn_") and str(getattr(self.args, flag.name)) != str(flag.default):
+            if not flag.name.startswith("knn_") or str(getattr(self.args, flag.name)) == str(flag.default):
+                continue
+            cached, needs = self.args.knn_cache_size, "--knn-datastore or --knn-dump"
+            if flag.name == "knn_save":
+                continue
+            if flag.name.startswith("knn_cache"):
+                idle, needs = not cached, "--knn-cache-size"
+            elif flag.name in ("knn_key", "knn_layer"):
+                idle = not (self.args.knn_datastore or cached)
+            else:
+                idle = not self.args.knn_datastore
+            if idle:
                 name = "--" + flag.name.replace("_", "-")
-                raise KnnlmError(f"{name} does nothing without --knn-datastore or --knn-dump; add one, or leave it out")
+                raise KnnlmError(f"{name} does nothing without {needs}; add one, or leave it out")
+
+
+def _blocks_before(rows: np.ndarray, first: int, tokens: int) -> int:
+    """The first of the blocks that hold at least ``tokens`` tokens before block ``first``."""
+    tokens_before = np.cumsum(rows[:first][::-1])
+    return max(0, first - 1 - int(np.searchsorted(tokens_before, tokens))) if tokens > 0 else first
+
+
+def find_documents(lines, dictionary: Dictionary, boundary: str) -> Documents:
+    """Documents begin with the lines that ``--knn-cache-boundary`` names."""
+    if boundary.startswith("re:"):
+        try:
+            pattern = re.compile(boundary[3:])
+        except re.error as error:
+            raise KnnlmError(f"--knn-cache-boundary {boundary} is not a regular expression ({error})") from error
+        found = [pattern.fullmatch(dictionary.string(line)) is not None for line in lines]
+    else:
+        wanted = dictionary.encode_line(boundary, add_if_not_exist=False, append_eos=True).long()
+        if (wanted == dictionary.unk()).any():
+            raise KnnlmError(f"--knn-cache-boundary '{boundary}' has words that are not in the dictionary")
+        found = [torch.equal(line.long(), wanted) for line in lines]
+    if not any(found):
+        raise KnnlmError(
+            f"no line of the text is '{boundary}'; give --knn-cache-boundary a whole line as it was tokenised, or "
+            "re:PATTERN"
+        )
+    return Documents(np.asarray(lines.sizes, np.int64), np.array(found))
+
+
+def describe_memories(retrievers: list[Retriever], cache: Cache | None, boundary: str | None) -> list[MemoryFacts]:
+    """The memories of a run, for --knn-save."""
+    memories = []
+    for number, retriever in enumerate(retrievers):
+        sharpness, k = 1 / retriever.temperature, retriever.k
+        if k is None:  # what is saved holds for this temperature only
+            identity = {**retriever.identity, "temperature": retriever.temperature}
+        else:
+            identity, k = retriever.identity, min(k, len(retriever.datastore))
+        memories.append(MemoryFacts(f"knn{number}", k, retriever.weight, sharpness, identity))
+    if cache:
+        memory = cache.memory
+        memories.append(MemoryFacts("cache", memory.size, cache.weight, memory.theta, {"boundary": boundary}))
+    return memories
 
 
 def dictionary_facts(dictionary: Dictionary) -> dict[str, Any]:

@@ -38,3 +38,17 @@ def mixture(lm_log_probs, knn_probabilities, weights):
 def load(datastore):
     """All keys and values of a datastore, in memory."""
     return np.concatenate(list(datastore.key_blocks())), datastore.values
+
+
+def cache_probability(states, tokens, size, theta, starts=None):
+    """p_cache of each token, one at a time in float64; starts[t] is the first position that token t may look at."""
+    states = states.astype(np.float64)
+    result = np.zeros(len(tokens))
+    for t in range(1, len(tokens)):
+        past = slice(max(0, t - size, 0 if starts is None else starts[t]), t)
+        if past.start == past.stop:
+            continue
+        score = theta * states[past] @ states[t]
+        weights = np.exp(score - score.max())
+        result[t] = weights[tokens[past] == tokens[t]].sum() / weights.sum()
+    return result

@@ -7,7 +7,15 @@ import pytest
 import torch
 from reference import mixture
 
-from fairseq_knnlm.probs import LOG_ZERO, interpolate, neighbor_log_weights, target_log_probs, vocabulary_log_probs
+from fairseq_knnlm.probs import (
+    LOG_ZERO,
+    entropy,
+    interpolate,
+    neighbor_log_weights,
+    similarities,
+    target_log_probs,
+    vocabulary_log_probs,
+)
 
 VOCABULARY = 7
 
@@ -36,11 +44,12 @@ def test_against_numpy(metric, temperature):
     distances[4] = np.finfo(np.float32).max
     values = rng.integers(0, VOCABULARY, (20, 16))
     expected = brute_force(distances, ids, values, metric, temperature)
-    weights = neighbor_log_weights(torch.from_numpy(distances), torch.from_numpy(ids), metric, temperature)
+    near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), metric)
+    weights = neighbor_log_weights(near, 1 / temperature)
     everything = vocabulary_log_probs(weights, torch.from_numpy(values), VOCABULARY)
     np.testing.assert_allclose(everything.exp(), expected, atol=1e-5)
     targets = rng.integers(0, VOCABULARY, 20)
-    of_target = target_log_probs(weights, torch.from_numpy(values), torch.from_numpy(targets))
+    of_target = target_log_probs(weights, torch.from_numpy(values == targets[:, None]))
     np.testing.assert_allclose(of_target.exp(), expected[np.arange(20), targets], atol=1e-5)
     # the column of the target is the same number wherever it comes from
     np.testing.assert_allclose(of_target, everything[torch.arange(20), torch.from_numpy(targets)], atol=1e-5)
@@ -66,5 +75,10 @@ def test_never_infinite():
 
 def test_huge_distances_do_not_underflow():
     distances = torch.tensor([[1e5, 1e5 + 1.0]])
-    weights = neighbor_log_weights(distances, torch.tensor([[0, 1]]), "l2", 1.0)
+    weights = neighbor_log_weights(similarities(distances, torch.tensor([[0, 1]]), "l2"), 1.0)
     np.testing.assert_allclose(weights.exp(), [[1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))]], rtol=1e-5)
+
+
+def test_effective_number_of_neighbors():
+    shares = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(entropy(shares.log()).exp(), [2.0, 1.0, 1.0], rtol=1e-6)

@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from sacremoses import MosesDetokenizer
 
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.probs import neighbor_log_weights
+from fairseq_knnlm.probs import neighbor_log_weights, similarities
 from fairseq_knnlm.search import ExactSearch
 
 K = 1024
@@ -117,7 +117,8 @@ def main() -> None:
     numbers = candidates(test.tokens, lm)
 
     distances, ids = ExactSearch(datastore, "l2").search(queries.gather_keys(numbers), K)  # (n, K)
-    log_shares = neighbor_log_weights(torch.from_numpy(distances), torch.from_numpy(ids), "l2", args.temperature)
+    near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), "l2")
+    log_shares = neighbor_log_weights(near, 1 / args.temperature)
     shares = log_shares.exp().numpy()
     right = datastore.values[ids] == queries.values[numbers][:, None]
     knn = (shares * right).sum(axis=1)  # p_kNN of the target, (n,)

@@ -51,7 +51,8 @@ lines_that_matter='
     /^(train|valid|test): /p
     s/^\[None\] (.* replaced .*)$/\1/p
     s/^(epoch [0-9]+ \| valid .*loss [0-9.]+ \| ppl [0-9.]+).*$/\1/p
-    /^(dumping |.* is complete|index |Evaluated |Loss \(base 2\): [0-9]|kNN-LM: )/p'
+    /^ +tokens +LM|^ *valid, |^--knn-/p
+    /^(dumping |saving |.* is complete|index |Evaluated |Loss \(base 2\): [0-9]|kNN-LM: )/p'
 
 # fairseq takes it for granted that there is a GPU.
 common=(--seed 1)
@@ -93,20 +94,36 @@ step dump fairseq-eval-lm demo/bin --gen-subset train "${model[@]}" "${knn[@]}" 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
 
-# Weight and temperature were chosen by hand on the valid split. Another choice: delete demo/logs/score-*.done.
-retrieval=(--knn-datastore demo/datastore --knn-lambda 0.25 --knn-temperature 10)
+# The valid split is scored once and kept; lambda, temperature and the cache are then tuned on it in seconds.
+step save fairseq-eval-lm demo/bin --gen-subset valid "${model[@]}" "${knn[@]}" \
+    --knn-datastore demo/datastore --knn-cache-size 1000 --knn-save demo/valid
+step tune-knn knnlm tune demo/valid --without cache
+step tune-cache knnlm tune demo/valid --without knn0
+step tune-both knnlm tune demo/valid
 
-step score-base fairseq-eval-lm demo/bin --gen-subset test "${model[@]}" --output-word-probs
-step score-knn fairseq-eval-lm demo/bin --gen-subset test "${model[@]}" "${knn[@]}" "${retrieval[@]}" --knn-k 1024
-step score-all fairseq-eval-lm demo/bin --gen-subset test "${model[@]}" "${knn[@]}" "${retrieval[@]}" --knn-k all
-# (a step with --knn-cache-size goes here, and its row below)
+# tuned NAME: the flags that a tuning step printed
+tuned() {
+    grep -m 1 '^--knn-' "demo/logs/tune-$1.log"
+}
+
+score=(fairseq-eval-lm demo/bin --gen-subset test "${model[@]}")
+datastore=(--knn-datastore demo/datastore)
+# shellcheck disable=SC2046  # flags without blanks inside
+{
+    step score-base "${score[@]}" --output-word-probs
+    step score-knn "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned knn)
+    step score-all "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned knn) --knn-k all
+    step score-cache "${score[@]}" "${knn[@]}" $(tuned cache)
+    step score-both "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned both) --knn-k all
+}
 
 # --- neighbours ------------------------------------------------------------------------------------------------------
 
 # The keys of the test split are the queries.
 step queries fairseq-eval-lm demo/bin --gen-subset test "${model[@]}" "${knn[@]}" --knn-dump demo/queries
 step neighbors python examples/demo/neighbors.py --datastore demo/datastore --queries demo/queries \
-    --dictionary demo/bin/dict.txt --lm-log demo/logs/score-base.log --temperature 10 \
+    --dictionary demo/bin/dict.txt --lm-log demo/logs/score-base.log \
+    --temperature "$(tuned knn | sed -E 's/.*--knn-temperature ([^ ]+).*/\1/')" \
     --output demo/neighbors.txt
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -123,5 +140,7 @@ printf '\n%-22s %11s %12s\n' 'test split' perplexity tokens/s
 row 'base LM' score-base
 row '+ kNN (k = 1024)' score-knn
 row '+ kNN (k = all)' score-all
+row '+ cache' score-cache
+row '+ kNN + cache' score-both
 printf '\n'
 cat demo/neighbors.txt

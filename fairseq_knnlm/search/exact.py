@@ -1,14 +1,20 @@
 """Exact search: every key is read and compared. For small stores, for checking, and for Xu et al.'s real mask."""
 
-import faiss
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from faiss.contrib.exhaustive_search import knn_ground_truth
+from torch import Tensor
 
 from ..datastore import Datastore
 from ..probs import similarity_scale
 from .blocks import block_distances
 from .mass import TargetMass
+from .nearest import RunningNearest
+from .threads import for_each
+
+KEYS_AT_ONCE = 2048
+QUERIES_AT_ONCE = 1024
 
 
 class ExactSearch:
@@ -20,20 +26,44 @@ class ExactSearch:
         self.datastore, self.metric = datastore, metric
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        metric = faiss.METRIC_INNER_PRODUCT if self.metric == "ip" else faiss.METRIC_L2
-        blocks = (np.ascontiguousarray(block, np.float32) for block in self.datastore.key_blocks())
+        sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
         k = min(k, len(self.datastore))
-        return knn_ground_truth(np.ascontiguousarray(queries, np.float32), blocks, k, metric)
+        nearest = [RunningNearest(len(rows), k, KEYS_AT_ONCE) for rows in self._parts(queries)]
+
+        def consume(part: int, _, first: int, distances: Tensor, constants: Tensor) -> None:
+            nearest[part].add(distances, constants, first)
+
+        self._visit(queries, consume, sign)
+        distances, ids = zip(*(part.result() for part in nearest))
+        return torch.cat(distances).mul_(sign).numpy(), torch.cat(ids).numpy()
 
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass, scale = TargetMass(targets), similarity_scale(self.metric, temperature)
-        all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
-        start = 0
-        for block in self.datastore.key_blocks(rows=1 << 13):
-            keys = torch.from_numpy(np.array(block, np.float32))
-            values = self.datastore.values[start : start + len(block)]
-            start += len(block)
-            for rows in torch.arange(len(queries)).split(1 << 12):
-                distances = block_distances(all_queries[rows], keys, self.metric, keys.mean(dim=0), scale)
-                mass.add(rows, *distances, values)
+        mass, values = TargetMass(targets), self.datastore.values
+
+        def consume(_, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
+            mass.add(rows, similarities, constants, values[first : first + similarities.size(1)])
+
+        self._visit(queries, consume, similarity_scale(self.metric, temperature))
         return mass.result()
+
+    @staticmethod
+    def _parts(queries: np.ndarray) -> tuple[Tensor, ...]:
+        return torch.arange(len(queries)).split(QUERIES_AT_ONCE)
+
+    def _visit(self, queries: np.ndarray, consume: Callable[..., None], scale: float) -> None:
+        """For each block of keys and each part of the queries, in parallel over the parts:
+
+        consume(number of the part, its queries (r,), first entry, distances (r, m) and (r,) as block_distances gives)
+        """
+        all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
+        parts = list(enumerate(self._parts(queries)))
+        first = 0
+        for block in self.datastore.key_blocks(rows=KEYS_AT_ONCE):
+            keys = torch.from_numpy(np.array(block, np.float32))
+            origin = keys.mean(dim=0)
+
+            def visit(part: int, rows: Tensor, keys=keys, origin=origin, first=first) -> None:
+                consume(part, rows, first, *block_distances(all_queries[rows], keys, self.metric, origin, scale))
+
+            for_each(visit, parts)
+            first += len(block)

@@ -81,3 +81,44 @@ class NearestCandidates:
         distances, places = self._distances.topk(min(self._k, self._capacity), dim=1, largest=False)
         enough = (self._filled >= self._k) | (self._filled == self._seen)
         return distances, self._ids.gather(1, places), enough & (self._filled <= self._capacity)
+
+
+class RunningNearest:
+    """The k nearest of blocks that come one after the other: what beats the k-th best so far is kept.
+
+    No guess to go wrong, but the threshold is tight only after many candidates. For one thread.
+    """
+
+    def __init__(self, count: int, k: int, block_size: int):
+        """For ``count`` queries and blocks of up to ``block_size`` candidates."""
+        self._k = k
+        shape = (count, k + block_size)
+        self._distances = torch.full(shape, math.inf)
+        self._ids = torch.full(shape, -1, dtype=torch.long)
+        self._filled = torch.zeros(count, dtype=torch.long)
+        self._thresholds = torch.full((count,), math.inf)
+
+    def add(self, distances: Tensor, constants: Tensor, first_id: int) -> None:
+        """The candidates ``first_id``, ``first_id + 1``, ...; their distances are the sum of (n, m) and (n,)."""
+        below = distances < (self._thresholds - constants)[:, None]
+        row, column = below.nonzero(as_tuple=True)  # row by row
+        counts = torch.bincount(row, minlength=len(distances))
+        if (self._filled + counts).max() > self._distances.size(1):
+            self._shrink()
+        place = self._filled[row] + torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+        self._distances[row, place] = distances[row, column] + constants[row]
+        self._ids[row, place] = column + first_id
+        self._filled += counts
+
+    def _shrink(self) -> None:
+        distances, places = self._distances.topk(self._k, dim=1, largest=False)
+        self._ids[:, : self._k] = self._ids.gather(1, places)
+        self._distances[:, : self._k] = distances
+        self._distances[:, self._k :] = math.inf
+        self._filled.clamp_(max=self._k)
+        self._thresholds = distances[:, -1].clone()
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """distances (n, k), ids (n, k), best first."""
+        self._shrink()
+        return self._distances[:, : self._k], self._ids[:, : self._k]
