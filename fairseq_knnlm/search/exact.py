@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..datastore import Datastore
 from ..probs import similarity_scale
-from .blocks import block_distances
+from .blocks import block_distances, neighbor_distances
 from .mass import TargetMass
 from .nearest import RunningNearest
 from .threads import for_each
@@ -28,14 +28,22 @@ class ExactSearch:
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
         k = min(k, len(self.datastore))
-        nearest = [RunningNearest(len(rows), k, KEYS_AT_ONCE) for rows in self._parts(queries)]
+        # A matrix product rounds at the magnitude of the norms, not of the distance. So some more than k are kept, and
+        # the distances that decide are computed one by one.
+        kept = k if self.metric == "ip" else min(len(self.datastore), k + k // 16 + 16)
+        nearest = [RunningNearest(len(rows), kept, KEYS_AT_ONCE) for rows in self._parts(queries)]
 
         def consume(part: int, _, first: int, distances: Tensor, constants: Tensor) -> None:
             nearest[part].add(distances, constants, first)
 
         self._visit(queries, consume, sign)
         distances, ids = zip(*(part.result() for part in nearest))
-        return torch.cat(distances).mul_(sign).numpy(), torch.cat(ids).numpy()
+        distances, ids = torch.cat(distances).mul_(sign).numpy(), torch.cat(ids).numpy()
+        if self.metric == "ip":
+            return distances, ids
+        distances = neighbor_distances(queries, ids, self.datastore.gather_keys, self.metric)
+        order = np.argsort(distances, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(distances, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
         mass, values = TargetMass(targets), self.datastore.values
