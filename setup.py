@@ -31,6 +31,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["fairseq_knnlm*"]),
+    package_data={"fairseq_knnlm.inspector": ["page.html", "page.css", "page.js"]},
     python_requires=">=3.11",
     install_requires=[
         "fairseq-fixed>=0.12.3",

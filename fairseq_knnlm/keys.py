@@ -98,6 +98,13 @@ class KeyExtractor:
         state, self._captured = self._captured, None
         return self._finish(state).transpose(0, 1)
 
+    def peek(self) -> Tensor:
+        """As ``pop``, and the states stay."""
+        captured = self._captured
+        state = self.pop()
+        self._captured = captured
+        return state
+
     def remove(self) -> None:
         self._handle.remove()
 

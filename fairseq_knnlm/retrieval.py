@@ -11,7 +11,7 @@ from .datastore import Datastore
 from .errors import KnnlmError
 from .index import build_index_if_missing, extract_ivf, open_index
 from .keys import KeyExtractor, key_dimension, resolve_layer, weights_fingerprint
-from .probs import entropy, neighbor_log_weights, similarities, target_log_probs
+from .probs import entropy, neighbor_log_weights, similarities, target_log_probs, vocabulary_log_probs
 from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescored, Search
 from .search.ivf import stores_exact_keys
 
@@ -73,6 +73,21 @@ class Retriever:
             if keep is not None:
                 keep(rows, near, matches)
         return log_probs.to(targets.device)
+
+    def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:
+        """log p_kNN of every token: queries (n, dim) -> (n, vocabulary) on the CPU."""
+        vectors = np.ascontiguousarray(queries.float().cpu().numpy())
+        if self.k is None:
+            return torch.cat([self._of_all_visited(vector[None], vocabulary_size) for vector in vectors])
+        return self._of_neighbors(*self.engine.search(vectors, self.k), vocabulary_size)
+
+    def _of_all_visited(self, vector: np.ndarray, vocabulary_size: int) -> Tensor:
+        return self._of_neighbors(*self.engine.visited(vector), vocabulary_size)
+
+    def _of_neighbors(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> Tensor:
+        values = torch.from_numpy(self.datastore.values[np.maximum(ids, 0)].astype(np.int64))
+        near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
+        return vocabulary_log_probs(neighbor_log_weights(near, 1 / self.temperature), values, vocabulary_size)
 
 
 def open_retrievers(args, model: nn.Module, dictionary_facts: dict[str, Any]) -> list[Retriever]:

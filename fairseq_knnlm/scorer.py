@@ -90,10 +90,10 @@ class KNNSequenceScorer(SequenceScorer):
         (model,) = models
         model.eval()
         for batch in sample.get("warm_up", []):  # what came before this part of the text, for the cache alone
-            targets, _, queries = self._run_model(model, batch)
+            targets, _, queries, _ = self.run_model(model, batch)
             self.cache.memory.target_log_probs(queries[-1], targets)
         clock = _Clock(self.seconds)
-        targets, lm, queries = zip(*(self._run_model(model, batch) for batch in sample["batches"]))
+        targets, lm, queries, _ = zip(*(self.run_model(model, batch) for batch in sample["batches"]))
         targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]
         clock.stop("model")
         others = []
@@ -115,17 +115,15 @@ class KNNSequenceScorer(SequenceScorer):
     def _keep(self, memory: str) -> Keep | None:
         return (lambda _, near, matches: self.save.add_neighbors(memory, near, matches)) if self.save else None
 
-    def _run_model(self, model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Targets (n,), their log p_LM (n,), and the queries (n, C) for each memory, of the predicted positions."""
+    def run_model(self, model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        """Of the predicted positions: targets (n,), their log p_LM (n,), queries (n, C) for each memory, features."""
         features, _ = model(batch["net_input"]["src_tokens"], features_only=True)
         own = own_positions(batch, self.skip)
         queries = [memory.extractor.pop()[own] for memory in self._memories]
-        targets = batch["target"][own]
+        targets, features = batch["target"][own], features[own]
         step = min(self.softmax_batch, MAX_LOGITS // len(model.decoder.dictionary))
-        lm = [
-            lm_target_log_probs(model.decoder, *part) for part in zip(features[own].split(step), targets.split(step))
-        ]
-        return targets, torch.cat(lm), queries
+        lm = [lm_target_log_probs(model.decoder, *part) for part in zip(features.split(step), targets.split(step))]
+        return targets, torch.cat(lm), queries, features
 
     def _hypotheses(self, batches: list[dict], scores: Tensor) -> list:
         """fairseq's result: for each row its tokens and their scores."""

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -27,6 +28,7 @@ from .config import KNNLanguageModelingConfig
 from .dump import DumpPlan, KeyDumper
 from .errors import KnnlmError
 from .files import file_sha256
+from .generation import KNNLanguageModel
 from .keys import DEFAULT_KEY, KeyExtractor, check_model, key_dimension, resolve_layer, weights_fingerprint
 from .retrieval import Retriever, open_retrievers
 from .save import MemoryFacts, RunFacts, SaveWriter
@@ -121,6 +123,46 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     def _bos_tokens(self) -> int:
         """How many tokens in front of each block are not from the corpus."""
         return 1 if self.args.add_bos_token else 0
+
+    # --- generating -------------------------------------------------------------------------------------------------
+
+    def build_generator(self, models, args, *extra, **kwargs):
+        """The stock generator; with ``--knn-datastore`` on a model whose probabilities are the mixture's."""
+        for flag in ("knn_dump", "knn_cache_size", "knn_save"):
+            if getattr(self.args, flag):
+                name = "--" + flag.replace("_", "-")
+                raise KnnlmError(f"{name} is for fairseq-eval-lm; generate without it")
+        self._refuse_idle_flags()
+        if self.args.knn_datastore:
+            if len(models) != 1:
+                raise KnnlmError("--knn-datastore goes with one checkpoint; give --path only one")
+            check_model(models[0])
+            retrievers = open_retrievers(self.args, models[0], dictionary_facts(self.target_dictionary))
+            models = [KNNLanguageModel(models[0], retrievers)]
+        return super().build_generator(models, args, *extra, **kwargs)
+
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        self._check_prompts(models[0], sample)
+        model = generator.model.single_model
+        if not isinstance(model, KNNLanguageModel):
+            return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        started, search, steps = time.perf_counter(), model.search_seconds, model.steps
+        result = super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        seconds, search, steps = time.perf_counter() - started, model.search_seconds - search, model.steps - steps
+        if steps:
+            logger.info(
+                f"kNN-LM: {steps} steps of {1000 * seconds / steps:.1f} ms, of which model "
+                f"{1000 * (seconds - search) / steps:.1f} ms and search {1000 * search / steps:.1f} ms"
+            )
+        return result
+
+    def _check_prompts(self, model, sample: dict) -> None:
+        longest, limit = sample["net_input"]["src_tokens"].size(1), model.max_positions()
+        if limit is not None and longest >= limit:
+            raise KnnlmError(
+                f"a prompt has {longest - 1} tokens, but the model has {limit} positions; shorten it to leave room for "
+                "what is to be generated"
+            )
 
     # --- dumping ---------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,15 @@ from .sweep import Row
 SUFFIXES = (".csv", ".json", ".svg", ".png")
 
 
-def table(header: list[str], rows: list[list[str]], markdown: bool = False) -> str:
-    """Aligned columns for people; Markdown for pages."""
+def table(header: list[str], rows: list[list[str]], markdown: bool = False, left: tuple[str, ...] = ()) -> str:
+    """Aligned columns for people (numbers to the right, the columns in ``left`` to the left); Markdown for pages."""
     if markdown:
         lines = [header, ["---"] * len(header), *rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
     widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in [header, *rows])
+    justify = [str.ljust if name in left else str.rjust for name in header]
+    lines = [[j(cell, width) for j, cell, width in zip(justify, line, widths)] for line in [header, *rows]]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def sweep_table(knob: str, rows: list[Row], with_weights: bool) -> str:

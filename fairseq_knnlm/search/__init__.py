@@ -26,6 +26,9 @@ class Search(Protocol):
 class MassSearch(Protocol):
     preferred_queries: int
 
+    def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """query (1, dim) -> distances (1, m) and ids (1, m) of every visited entry, in any order."""
+
     def target_mass(
         self, queries: np.ndarray, targets: np.ndarray, temperature: float
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -45,6 +45,10 @@ class ExactSearch:
         order = np.argsort(distances, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(distances, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
+    def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
+        return self.search(query, len(self.datastore))
+
     def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
         mass, values = TargetMass(targets), self.datastore.values
 

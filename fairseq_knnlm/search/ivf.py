@@ -17,6 +17,8 @@ from .nearest import SAMPLE_STRIDE, NearestCandidates, Thresholds
 from .threads import for_each
 
 SEARCH_BYTES = 1 << 30  # for candidates, in search
+FEW_QUERIES = 32
+PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thread a query
 
 
 class ClusterSearch:
@@ -43,9 +45,23 @@ class ClusterSearch:
         )
         return mass.result()
 
+    def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Everything that one query (1, dim) visits, in any order: distances (1, m), ids (1, m)."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+
+        def collect(_, ids: np.ndarray, distances: Tensor, constants: Tensor) -> None:
+            found.append(((distances + constants[:, None]).numpy(), ids[None]))
+
+        self._visit(query, self._clusters(query), collect, 1.0)
+        distances, ids = (np.concatenate(parts, axis=1) for parts in zip(*found))
+        return distances, ids
+
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of all entries of the visited clusters. Needs an index that stores the keys themselves."""
         k = min(k, len(self.datastore))
+        if len(queries) < FEW_QUERIES:  # nothing to share between queries
+            self.ivf.nprobe, self.ivf.parallel_mode = self.nprobe, PARALLEL_OVER_CLUSTERS
+            return self._index.search(np.ascontiguousarray(queries, np.float32), k)
         step = max(1, SEARCH_BYTES // (12 * 4 * max(k, 1024)))
         parts = [self._search(queries[start : start + step], k) for start in range(0, len(queries), step)]
         distances, ids = zip(*parts)
