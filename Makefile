@@ -7,12 +7,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint browser-test screenshots clean
 
 help:
 	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
 	@echo "make test    linter and tests"
 	@echo "make lint    linter only"
+	@echo "make browser-test   the inspector's page in a real browser (Debian: chromium, chromium-driver)"
+	@echo "make screenshots    docs/inspector-*.png from the demo's model"
 	@echo "make clean   remove demo/ and caches; keeps $(VENV)"
 	@echo
 	@echo "The first three install everything into $(VENV) if that is missing or older than setup.py or"
@@ -26,6 +28,20 @@ test: lint
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
+
+$(VENV)/browser-ready: $(VENV)/ready
+	@test -x /usr/bin/chromedriver || { echo "install chromium and chromium-driver first (Debian's packages)"; exit 1; }
+	$(PIP_INSTALL) --quiet selenium
+	@touch $@
+
+browser-test: $(VENV)/browser-ready
+	@mkdir -p build
+	$(BIN)/python tests/browser.py build
+
+screenshots: demo $(VENV)/browser-ready
+	$(BIN)/knnlm inspect --path demo/checkpoints/checkpoint_best.pt --data demo/bin --datastore demo/datastore \
+		--knn-lambda 0.25 --knn-temperature 10 --split test --from 2000 --tokens 400 -o demo/inspect.html
+	$(BIN)/python tests/browser.py --screenshots demo/inspect.html docs
 
 clean:
 	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache

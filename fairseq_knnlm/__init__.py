@@ -15,4 +15,8 @@ for chatty in ("faiss", "fairseq.tasks.text_to_speech"):  # say at import what n
 show_knnlm_errors_as_one_sentence()
 check_faiss_is_installed()
 
+from .compat import restore_numpy_long  # noqa: E402
+
+restore_numpy_long()
+
 from . import checkpoints, task  # noqa: E402, F401  allow-lists old checkpoints, registers knn_language_modeling

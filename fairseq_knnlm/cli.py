@@ -7,16 +7,14 @@ import sys
 from dataclasses import asdict
 
 from . import __version__
+from .analysis.sweep import KNOBS
 from .errors import KnnlmError
-
-# What knnlm sweep varies; here and not imported, so that --help needs no torch.
-KNOBS = ("lambda", "temperature", "k", "cache-lambda", "cache-theta", "cache-size")
+from .text_commands import add_inspect_arguments, add_score_arguments, inspect, score
 
 
 def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(arguments)
+    parser = _parser()
     args = parser.parse_args(arguments)
     try:
         return args.run(args)
@@ -25,11 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-def needs_model(arguments: list[str]) -> bool:
-    return bool(arguments) and arguments[0] in ("score", "inspect")
-
-
-def _parser(arguments: list[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="knnlm", description="Datastores and indexes of nearest-neighbour LMs.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -83,13 +77,10 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", nargs="+", default=[], help="also write .csv, .json, .svg or .png files"
     )
 
-    score = add("score", _score, "log-probabilities and perplexity of raw text, line by line")
-    inspect = add("inspect", _inspect, "a page that shows what was retrieved for each token of a text")
-    if needs_model(arguments):  # their flags come from the task, and importing fairseq takes seconds
-        from .text_commands import add_inspect_arguments, add_score_arguments
-
-        add_score_arguments(score)
-        add_inspect_arguments(inspect)
+    score_ = add("score", score, "log-probabilities and perplexity of raw text, line by line")
+    inspect_ = add("inspect", inspect, "a page that shows what was retrieved for each token of a text")
+    add_score_arguments(score_)
+    add_inspect_arguments(inspect_)
 
     adopt = add("import", _import, "adopt the memory maps and the index that the original implementation writes")
     adopt.add_argument("prefix", help="of PREFIX_keys.npy and PREFIX_vals.npy")
@@ -165,18 +156,6 @@ def _verify(args) -> int:
                 tqdm.write(f"ok: {check.what}", file=sys.stdout)
     print(f"{args.datastore}: {f'{problems} problems' if problems else 'all is well'}")
     return 1 if problems else 0
-
-
-def _score(args) -> int:
-    from .text_commands import score
-
-    return score(args)
-
-
-def _inspect(args) -> int:
-    from .text_commands import inspect
-
-    return inspect(args)
 
 
 def _subsample(args) -> int:

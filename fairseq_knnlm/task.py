@@ -142,7 +142,6 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         return super().build_generator(models, args, *extra, **kwargs)
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
-        self._check_prompts(models[0], sample)
         model = generator.model.single_model
         if not isinstance(model, KNNLanguageModel):
             return super().inference_step(generator, models, sample, prefix_tokens, constraints)
@@ -156,13 +155,14 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             )
         return result
 
-    def _check_prompts(self, model, sample: dict) -> None:
-        longest, limit = sample["net_input"]["src_tokens"].size(1), model.max_positions()
-        if limit is not None and longest >= limit:
+    def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
+        longest, limit = int(max(src_lengths)), self.model.max_positions()
+        if limit is not None and longest >= limit:  # fairseq's own message is a traceback
             raise KnnlmError(
                 f"a prompt has {longest - 1} tokens, but the model has {limit} positions; shorten it to leave room for "
                 "what is to be generated"
             )
+        return super().build_dataset_for_inference(src_tokens, src_lengths, **kwargs)
 
     # --- dumping ---------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Scores of raw text, without binarising it: a model, its memories, and lists of tokens."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -55,7 +56,9 @@ class TextScorer:
         """Sequences longer than the model allows are scored in blocks, each with half of that to its left."""
         targets, lm, queries, features = [], [], [], []
         for batch in self._batches(sequences):
-            results = self._scorer.run_model(self.model, batch)
+            with warnings.catch_warnings():  # torch's, about masks that fairseq makes
+                warnings.filterwarnings("ignore", message=".*mismatched key_padding_mask")
+                results = self._scorer.run_model(self.model, batch)
             for kept, result in zip((targets, lm, queries, features), results):
                 kept.append(result)
         targets, lm, features = torch.cat(targets), torch.cat(lm), torch.cat(features)

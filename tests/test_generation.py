@@ -52,7 +52,8 @@ def test_generated_tokens_have_the_scores_of_eval_lm(k, kind, request, corpus, d
         line = next(message for message in caplog.messages if re.match(r"0 \S+ \[", message))
         expected = [float(score) for score in re.findall(r"\[(\S+)\]", line)]
         prefix = len(prompts[number].split())
-        np.testing.assert_allclose(scores[prefix : len(expected)], expected[prefix:], atol=1e-3)
+        ours = np.array(scores[prefix : len(expected)]) * np.log(2)  # fairseq-interactive prints base 2
+        np.testing.assert_allclose(ours, expected[prefix:], atol=1e-4)
 
 
 def test_greedy_and_sampling_and_no_datastore(corpus, adaptive_model, dump):
@@ -69,9 +70,12 @@ def test_greedy_and_sampling_and_no_datastore(corpus, adaptive_model, dump):
 def test_fairseq_generate(corpus, adaptive_model, dump):
     result = run(
         "fairseq-generate", corpus, "--path", adaptive_model, "--cpu", *KNN, "--gen-subset", "test",
-        "--batch-size", "8", "--sample-break-mode", "eos", "--max-len-b", "40", "--beam", "1", "--knn-datastore", dump("train"), *MIXTURE,
+        "--batch-size", "8", "--sample-break-mode", "eos", "--max-len-b", "40", "--beam", "1",
+        "--knn-datastore", dump("train"), *MIXTURE,
     )  # fmt: skip
-    assert len(re.findall(r"^H-", result.stdout, re.MULTILINE)) == 100
+    sources, found = (set(re.findall(rf"^{kind}-(\d+)", result.stdout, re.MULTILINE)) for kind in "SH")
+    # fairseq-generate leaves the last batch out where it is not full, with any task
+    assert found == sources and len(found) == 96
 
 
 def test_bad_input(corpus, adaptive_model, dump):

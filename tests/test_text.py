@@ -178,7 +178,7 @@ def server(model_flags, knn):
 
     flags, store = knn
     arguments = list(map(str, ["inspect", *model_flags, "--datastore", store, *flags, "--serve"]))
-    inspector = Inspector.of(load(_parser(arguments).parse_args(arguments)))
+    inspector = Inspector.of(load(_parser().parse_args(arguments)))
     server = make_server(LiveInspector(inspector), "127.0.0.1", 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -6,6 +6,8 @@ from ..errors import KnnlmError
 from .choice import Choice, Result, evaluate, with_best_weights
 from .evidence import Evidence
 
+KNOBS = ("lambda", "temperature", "k", "cache-lambda", "cache-theta", "cache-size")
+
 
 @dataclass(frozen=True)
 class Row:
