@@ -44,7 +44,7 @@ setup(
         "cpu": ["faiss-cpu"],
         "gpu": ["faiss-gpu-cu12"],
         "plots": ["matplotlib"],
-        "dev": ["pytest", "ruff"],
+        "dev": ["pytest", "pytest-xdist", "ruff"],
     },
     entry_points={"console_scripts": ["knnlm = fairseq_knnlm.cli:main"]},
 )

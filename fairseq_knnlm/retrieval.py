@@ -16,7 +16,7 @@ from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescore
 from .search.ivf import stores_exact_keys
 
 # keep(rows, similarities, matches), see Retriever.target_log_probs
-Keep = Callable[[slice, Tensor, Tensor], None]
+Keep = Callable[[slice, Tensor, Tensor | None], None]
 ROWS_AT_ONCE = 4096  # when distances become probabilities
 
 
@@ -45,21 +45,29 @@ class Retriever:
         self.identity = identity or {}
         self.preferred_queries = engine.preferred_queries
         self.name = datastore.folder.name
+        self.other_temperatures = [
+            float(f"{temperature * 2 ** (step / 2):.4g}") for step in range(-4, 5) if step != 0
+        ]
         self.entropy_sum = 0.0  # of the neighbours' shares, in nats; stays 0 where every visited entry takes part
 
     def target_log_probs(self, queries: Tensor, targets: Tensor, keep: Keep | None = None) -> Tensor:
         """log p_kNN: queries (n, dim), targets (n,) -> (n,) on the targets' device; -inf where not retrieved.
 
         Args:
-            keep: called for consecutive rows of the n with (rows, similarities (rows, k), matches (rows, k)), unless
-                every visited entry takes part
+            keep: called for consecutive rows of the n with (rows, similarities (rows, k), matches (rows, k)); where
+                every visited entry takes part, with (rows, log p_kNN (rows, temperatures), None), at the temperature
+                and at ``other_temperatures``
         """
         vectors, wanted = np.ascontiguousarray(queries.float().cpu().numpy()), targets.cpu().numpy()
         if self.k is None:
-            target_mass, total_mass = self.engine.target_mass(vectors, wanted, self.temperature)
+            temperatures = [self.temperature, *(self.other_temperatures if keep else [])]
+            target_mass, total_mass = self.engine.target_mass(vectors, wanted, temperatures)
             with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
                 log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
-            return torch.from_numpy(log_probs).float().to(targets.device)
+            log_probs = torch.from_numpy(log_probs).float()
+            if keep is not None:
+                keep(slice(0, len(wanted)), log_probs.T, None)
+            return log_probs[0].to(targets.device)
         distances, ids = self.engine.search(vectors, self.k)
         log_probs = torch.empty(len(ids))
         for start in range(0, len(ids), ROWS_AT_ONCE):

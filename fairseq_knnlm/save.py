@@ -7,7 +7,7 @@
     DIR/<memory>.exponents.npy (n,)  the gaps are times 2 to this power, int8
     DIR/<memory>.largest.npy (n,)    the largest similarity, float32
     DIR/<memory>.matches.npy (n, k/8)  a bit for each neighbour: its value is the token
-    DIR/<memory>.log_probs.npy (n,)  instead of these four where every visited entry takes part (k = all)
+    DIR/<memory>.log_probs.npy (n, temperatures)  instead of these four where every visited entry takes part (k = all)
 
 A memory is ``knn0``, ``knn1``, ... or ``cache``, whose neighbours are the positions of the window, most recent first.
 Similarities are negative squared distances or inner products. A softmax sees differences only, and a difference of
@@ -43,6 +43,7 @@ class MemoryFacts:
     weight: float  # lambda
     sharpness: float  # 1 / temperature, or theta
     identity: dict[str, Any]  # what makes two memories the same: fingerprint, metric, index, ...
+    temperatures: list[float] | None = None  # where every visited entry takes part: those that were saved
 
     @property
     def is_cache(self) -> bool:
@@ -68,7 +69,7 @@ class RunFacts:
 
     def identity(self) -> dict[str, Any]:
         """What parts of one run have in common."""
-        memories = {memory.name: (memory.neighbors, memory.identity) for memory in self.memories}
+        memories = {memory.name: (memory.neighbors, memory.temperatures, memory.identity) for memory in self.memories}
         return {**self.source, "split tokens": self.split_tokens, "memories": memories}
 
 
@@ -78,7 +79,7 @@ def array_shapes(run: RunFacts) -> dict[str, tuple[tuple[int, ...], str]]:
     arrays: dict[str, tuple[tuple[int, ...], str]] = {"lm": ((n,), "float32"), "tokens": ((n,), "int32")}
     for memory in run.memories:
         if memory.neighbors is None:
-            arrays[f"{memory.name}.log_probs"] = ((n,), "float32")
+            arrays[f"{memory.name}.log_probs"] = ((n, len(memory.temperatures)), "float32")
             continue
         arrays[f"{memory.name}.gaps"] = ((n, memory.neighbors), "float16")
         arrays[f"{memory.name}.exponents"] = ((n,), "int8")
@@ -121,6 +122,7 @@ class SaveWriter:
         self._append("tokens", tokens.cpu().numpy())
 
     def add_log_probs(self, memory: str, log_probs: Tensor) -> None:
+        """The next tokens' log-probabilities at each temperature, (n, temperatures)."""
         self._append(f"{memory}.log_probs", log_probs.float().cpu().numpy())
 
     def add_neighbors(self, memory: str, near: Tensor, matches: Tensor) -> None:

@@ -99,8 +99,6 @@ class KNNSequenceScorer(SequenceScorer):
         others = []
         for number, retriever in enumerate(self.retrievers):
             others.append(retriever.target_log_probs(queries[number], targets, self._keep(f"knn{number}")))
-            if self.save and retriever.k is None:
-                self.save.add_log_probs(f"knn{number}", others[-1])
         clock.stop("search")
         if self.cache:
             others.append(self.cache.memory.target_log_probs(queries[-1], targets, self._keep("cache")))
@@ -113,7 +111,16 @@ class KNNSequenceScorer(SequenceScorer):
         return self._hypotheses(sample["batches"], scores)
 
     def _keep(self, memory: str) -> Keep | None:
-        return (lambda _, near, matches: self.save.add_neighbors(memory, near, matches)) if self.save else None
+        if self.save is None:
+            return None
+
+        def keep(_: slice, near: Tensor, matches: Tensor | None) -> None:
+            if matches is None:
+                self.save.add_log_probs(memory, near)
+            else:
+                self.save.add_neighbors(memory, near, matches)
+
+        return keep
 
     def run_model(self, model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
         """Of the predicted positions: targets (n,), their log p_LM (n,), queries (n, C) for each memory, features."""

@@ -332,11 +332,11 @@ def describe_memories(retrievers: list[Retriever], cache: Cache | None, boundary
     memories = []
     for number, retriever in enumerate(retrievers):
         sharpness, k = 1 / retriever.temperature, retriever.k
-        if k is None:  # what is saved holds for this temperature only
-            identity = {**retriever.identity, "temperature": retriever.temperature}
-        else:
-            identity, k = retriever.identity, min(k, len(retriever.datastore))
-        memories.append(MemoryFacts(f"knn{number}", k, retriever.weight, sharpness, identity))
+        temperatures = [retriever.temperature, *retriever.other_temperatures] if k is None else None
+        k = None if k is None else min(k, len(retriever.datastore))
+        memories.append(
+            MemoryFacts(f"knn{number}", k, retriever.weight, sharpness, retriever.identity, temperatures)
+        )
     if cache:
         memory = cache.memory
         memories.append(MemoryFacts("cache", memory.size, cache.weight, memory.theta, {"boundary": boundary}))

@@ -291,17 +291,30 @@ def test_saved_in_parts(save, knn, evaluate, corpus, adaptive_model, tmp_path):
     assert evaluate_mixture(parts, choice) == pytest.approx(evaluate_mixture(whole, choice), rel=1e-5)
 
 
+def evaluate_here(data, model, *flags) -> SimpleNamespace:
+    from conftest import eval_lm_here
+
+    return SimpleNamespace(loss=float(eval_lm_here(data, model, "--gen-subset", "valid", *flags)["loss"]))
+
+
 def evaluate_mixture(evidence, choice) -> float:
     return evaluate(evidence, choice).mixture
 
 
-def test_save_with_every_entry(knn, evaluate, corpus, adaptive_model, tmp_path, capsys):
-    """With k = all only the weights can be chosen afterwards."""
+def test_save_with_every_entry(knn, corpus, adaptive_model, tmp_path, capsys):
+    """With k = all there is no list of neighbours, but log-probabilities at nine temperatures."""
     flags = [*knn[:2], "--knn-k", "all", "--knn-temperature", "5", "--knn-save", tmp_path / "save"]
-    real = evaluate(corpus, adaptive_model, *flags)
+    real = evaluate_here(corpus, adaptive_model, *flags)
     evidence = Evidence.open([tmp_path / "save"])
     assert math.log2(evaluate_mixture(evidence, Choice.of_run(evidence))) == pytest.approx(real.loss, abs=1e-4)
-    assert "is fixed" in error_of(capsys, "sweep", tmp_path / "save", "--over", "temperature")
+    rows = sweep(evidence, "temperature", None, Choice.of_run(evidence))
+    assert [row.value for row in rows] == [1.25, 1.768, 2.5, 3.536, 5, 7.071, 10, 14.14, 20]
+    other = evaluate_here(corpus, adaptive_model, *knn[:2], "--knn-k", "all", "--knn-temperature", "14.14")
+    assert math.log2(rows[7].result.mixture) == pytest.approx(other.loss, abs=1e-4)
+    best = tune(evidence)
+    assert evaluate(evidence, best).mixture <= min(row.result.mixture for row in rows)
+    assert "no k" in error_of(capsys, "sweep", tmp_path / "save", "--over", "k")
+    assert "were saved, not 3" in error_of(capsys, "sweep", tmp_path / "save", "--over", "temperature", "--values", "3")
     assert "no cache" in error_of(capsys, "sweep", tmp_path / "save", "--over", "cache-theta")
     assert cli.main(["tune", str(tmp_path / "save")]) == 0
     assert "--knn-k all" in capsys.readouterr().out

@@ -257,7 +257,7 @@ def test_mass_of_the_visited_clusters(tmp_path, spec, metric, key_dtype):
     queries = keys_of(store)[rng.integers(0, 2000, 30)] + 0.05 * rng.normal(size=(30, DIM)).astype(np.float32)
     targets = rng.integers(0, 50, 30)
     engine = ClusterSearch(index, store, metric, nprobe=3)
-    target, total = engine.target_mass(queries, targets, temperature=2.0)
+    (target,), (total,) = engine.target_mass(queries, targets, [2.0])
     assert np.isfinite(total).all()
     _, clusters = engine.ivf.quantizer.search(engine._transform(queries), 3)
     invlists, keys = engine.ivf.invlists, keys_of(store)

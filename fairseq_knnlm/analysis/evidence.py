@@ -67,7 +67,8 @@ class Evidence:
     def scores(self, name: str, k: int | None, sharpness: float, with_entropy: bool = False) -> MemoryScores:
         """One memory with its k first neighbours (None: all that are saved) and a sharpness (1/T, or theta)."""
         if self.memories[name].neighbors is None:
-            log_probs = np.concatenate([part.arrays[f"{name}.log_probs"][:: self.every] for part in self.parts])
+            column = self._temperature_column(name, 1 / sharpness)
+            log_probs = np.concatenate([part.arrays[f"{name}.log_probs"][:: self.every, column] for part in self.parts])
             return MemoryScores(log_probs.astype(np.float64), np.isfinite(log_probs), None)
         results = []
         for gaps, matches in self._blocks(name, k):
@@ -83,6 +84,16 @@ class Evidence:
         columns = [torch.cat(column).numpy() for column in zip(*results)]
         entropy = columns[2].astype(np.float64) if with_entropy else None
         return MemoryScores(columns[0].astype(np.float64), columns[1], entropy)
+
+    def _temperature_column(self, name: str, temperature: float) -> int:
+        saved = self.memories[name].temperatures
+        nearest = min(range(len(saved)), key=lambda column: abs(saved[column] - temperature))
+        if abs(saved[nearest] - temperature) > 1e-6 * temperature:
+            raise KnnlmError(
+                f"with --knn-k all the temperatures {', '.join(f'{t:g}' for t in sorted(saved))} were saved, not "
+                f"{temperature:g}; choose one of them, or score again with --knn-temperature {temperature:g} --knn-save"
+            )
+        return nearest
 
     def log_probs_for_all_k(self, name: str, ks: list[int], sharpness: float) -> np.ndarray:
         """Log-probabilities with the first k neighbours, for several k at once: (len(ks), n)."""

@@ -31,7 +31,8 @@ def default_values(evidence: Evidence, knob: str) -> list[float]:
         largest = max(memory.neighbors for memory in memories)
         return sorted({*(1 << power for power in range(largest.bit_length())), largest})
     if knob == "temperature":
-        return [0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100]
+        saved = evidence.knn_memories[0].temperatures
+        return sorted(saved) if saved else [0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100]
     return [evidence.cache.sharpness * 2.0**power for power in range(-4, 5)]
 
 
@@ -56,10 +57,8 @@ def check_saved(evidence: Evidence, knob: str) -> None:
             raise KnnlmError(f"no cache was saved, so there is no {knob}; score again with --knn-cache-size --knn-save")
     elif not evidence.knn_memories:
         raise KnnlmError(f"no datastore was used, so there is no {knob}; score again with --knn-datastore --knn-save")
-    elif knob != "lambda" and all(memory.neighbors is None for memory in evidence.knn_memories):
-        raise KnnlmError(
-            f"with --knn-k all no neighbours are saved, so {knob} is fixed; score again with --knn-k 1024 --knn-save"
-        )
+    elif knob == "k" and all(memory.neighbors is None for memory in evidence.knn_memories):
+        raise KnnlmError("with --knn-k all no neighbours are saved, so there is no k; score again with --knn-k 1024")
 
 
 def set_knob(evidence: Evidence, base: Choice, knob: str, value: float) -> Choice:

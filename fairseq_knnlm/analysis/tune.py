@@ -29,11 +29,13 @@ def tune(evidence: Evidence) -> Choice:
             choice = _best_on_grid(sample, choice, group)
     for group in groups:
         choice = _refine(evidence, choice, group)
+    if any(memory.temperatures for memory in evidence.knn_memories):
+        choice = _best_saved_temperature(evidence, choice)
     return with_best_weights(evidence, choice).rounded()
 
 
 def _groups(evidence: Evidence) -> list[str]:
-    """Whose neighbours are saved, so that there is something to choose besides the weights: knn, cache."""
+    """Whose neighbours are saved, so that counts and sharpness can be chosen freely: knn, cache."""
     groups = ["knn"] if any(memory.neighbors for memory in evidence.knn_memories) else []
     return groups + (["cache"] if evidence.cache else [])
 
@@ -72,6 +74,13 @@ def _best_on_grid(sample: Evidence, choice: Choice, group: str) -> Choice:
             if loss < best_loss:
                 best, best_loss = _with(choice, group, count, sharpness), loss
     return best
+
+
+def _best_saved_temperature(evidence: Evidence, choice: Choice) -> Choice:
+    """Where every visited entry took part, only some temperatures can be chosen from."""
+    temperatures = evidence.knn_memories[0].temperatures
+    choices = [replace(choice, temperature=temperature) for temperature in temperatures]
+    return min(choices, key=lambda tried: _loss(stack(evidence, memory_scores(evidence, tried))))
 
 
 def _refine(evidence: Evidence, choice: Choice, group: str) -> Choice:

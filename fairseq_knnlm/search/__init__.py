@@ -30,10 +30,10 @@ class MassSearch(Protocol):
         """query (1, dim) -> distances (1, m) and ids (1, m) of every visited entry, in any order."""
 
     def target_mass(
-        self, queries: np.ndarray, targets: np.ndarray, temperature: float
+        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Log of the softmax's numerator and denominator over every visited entry.
+        """Log of the softmax's numerator and denominator over every visited entry, at each temperature.
 
         queries (n, dim), targets (n,) -> log sum of exp(similarity / T) over the entries whose value is the target
-        (n,), and over all entries (n,).
+        (temperatures, n), and over all entries (temperatures, n).
         """

@@ -49,13 +49,14 @@ class ExactSearch:
         """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
         return self.search(query, len(self.datastore))
 
-    def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass, values = TargetMass(targets), self.datastore.values
+    def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]):
+        mass = TargetMass(targets, [temperatures[0] / temperature for temperature in temperatures])
+        values = self.datastore.values
 
         def consume(_, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
             mass.add(rows, similarities, constants, values[first : first + similarities.size(1)])
 
-        self._visit(queries, consume, similarity_scale(self.metric, temperature))
+        self._visit(queries, consume, similarity_scale(self.metric, temperatures[0]))
         return mass.result()
 
     @staticmethod

@@ -35,13 +35,14 @@ class ClusterSearch:
         flat = isinstance(faiss.downcast_index(self.ivf.quantizer), faiss.IndexFlat)
         self._centroids = torch.from_numpy(self.ivf.quantizer.reconstruct_n(0, self.ivf.nlist)) if flat else None
 
-    def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperature: float):
-        mass, values = TargetMass(targets), self.datastore.values
+    def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]):
+        mass = TargetMass(targets, [temperatures[0] / temperature for temperature in temperatures])
+        values = self.datastore.values
         self._visit(
             queries,
             self._clusters(queries),
             lambda rows, ids, similarities, constants: mass.add(rows, similarities, constants, values[ids]),
-            similarity_scale(self.metric, temperature),
+            similarity_scale(self.metric, temperatures[0]),
         )
         return mass.result()
 

@@ -1,0 +1,34 @@
+# shellcheck shell=bash disable=SC2034  # the numbered scripts use these
+# Settings of the WikiText-103 recipe; every script reads them. All can be set in the environment.
+#
+#   WORK        where everything goes (default: wikitext103)
+#   DATA        a folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, instead of a download
+#   CHECKPOINT  a trained LM, instead of training one
+#   INDEX       auto (default), paper, or any FAISS factory string
+#   SMALL       anything: a tiny model and short contexts, for a small text in DATA of the same form, in minutes
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+: "${WORK:=wikitext103}" "${INDEX:=auto}" "${SMALL:=}"
+logs=$WORK/logs
+# shellcheck source=examples/lib.sh
+source examples/lib.sh
+
+text=$WORK/text
+bin=$WORK/bin
+checkpoint=$WORK/checkpoints/checkpoint_best.pt
+datastore=$WORK/datastore
+
+# Scoring: blocks of 512 tokens, each after 2,560 others, as in the paper. Dumping: blocks of 1,536 after 1,536 others,
+# so that every key has seen at least that many tokens (but at the very beginning of the corpus) and none is dropped.
+if [ -n "$SMALL" ]; then
+    training_flags toy
+    score_context=("${any_break[@]}" --tokens-per-sample 96 --context-window 80 --max-tokens 768)
+    dump_context=("${any_break[@]}" --tokens-per-sample 96 --context-window 48 --max-tokens 768)
+    cache_size=200
+else
+    training_flags paper
+    score_context=("${any_break[@]}" --tokens-per-sample 3072 --context-window 2560 --max-tokens 3072)
+    dump_context=("${any_break[@]}" --tokens-per-sample 3072 --context-window 1536 --max-tokens 3072)
+    cache_size=3000
+fi

@@ -1,0 +1,129 @@
+"""The shell recipes, end to end on generated text."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO, run, write_text
+
+from fairseq_knnlm.datastore import Datastore
+
+
+def recipe(script: str, work: Path, **settings) -> str:
+    """Run a recipe at small size; its output."""
+    settings = {name: str(value) for name, value in settings.items()}
+    environment = {**os.environ, "SMALL": "1", "WORK": str(work), **settings}
+    return run("bash", REPO / "examples" / script, env=environment).stdout
+
+
+def table(output: str) -> dict[str, list[float]]:
+    """The rows of the table that the recipe ends with: label -> numbers."""
+    output = output[output.rindex(" paper\n") :]
+    rows = re.findall(r"^(\S.*?)\s{2,}((?:[\d.]+|-)(?:\s+(?:[\d.]+|-))*)\s*$", output, re.MULTILINE)
+    return {label: [float(cell) for cell in cells.split() if cell != "-"] for label, cells in rows}
+
+
+@pytest.fixture(scope="module")
+def wikitext(tmp_path_factory) -> Path:
+    """Text of WikiText's form: headings between blank lines."""
+    folder = tmp_path_factory.mktemp("wikitext")
+    for seed, (split, lines) in enumerate([("train", 500), ("valid", 60), ("test", 60)]):
+        write_text(folder / "plain.txt", lines, seed)
+        with open(folder / f"wiki.{split}.tokens", "w") as file:
+            for number, line in enumerate((folder / "plain.txt").read_text().splitlines()):
+                if number % 10 == 0:
+                    file.write(f" \n = w{number % 200} = \n \n")
+                file.write(f" {line.strip()} \n")
+    return folder
+
+
+def test_wikitext103(wikitext, tmp_path):
+    output = recipe("wikitext103/run.sh", tmp_path / "work", DATA=wikitext)
+    rows = table(output)
+    assert list(rows) == ["base LM", "+ kNN", "+ cache", "+ kNN + cache"]
+    ours = {label: (numbers[0], numbers[2]) for label, numbers in rows.items()}
+    paper = [[17.96, 18.65], [16.06, 16.12], [17.67, 18.27], [15.81, 15.79]]
+    assert [numbers[1::2] for numbers in rows.values()] == paper
+    assert ours["+ kNN"][0] < ours["base LM"][0] and ours["+ kNN + cache"][0] <= ours["+ kNN"][0] + 0.01
+    # every token has an entry, in order: words and ends of lines
+    text = (wikitext / "wiki.train.tokens").read_text().splitlines()
+    datastore = Datastore(tmp_path / "work/datastore")
+    assert len(datastore) == sum(len(line.split()) + 1 for line in text)
+    source = datastore.manifest.source
+    assert (source["tokens_per_sample"], source["context_window"]) == (96, 48)
+    # run again, it does nothing but print the table
+    again = recipe("wikitext103/run.sh", tmp_path / "work", DATA=wikitext)
+    assert table(again) == rows and "done before" in again
+
+
+def test_contexts_are_at_least_the_window(corpus, dump, adaptive_model):
+    """The arithmetic of --tokens-per-sample and --context-window: every block but the first sees the whole window."""
+    from fairseq.data import Dictionary, TokenBlockDataset, data_utils
+    from fairseq.data.monolingual_dataset import MonolingualDataset
+
+    from fairseq_knnlm.blocks import ContextBlockDataset
+
+    dictionary = Dictionary.load(str(corpus / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(corpus / "train"), dictionary)
+    tokens_per_sample, context_window = 96, 48
+    size = tokens_per_sample - context_window  # as fairseq-eval-lm computes it
+    blocks = TokenBlockDataset(
+        lines, lines.sizes, size, pad=dictionary.pad(), eos=dictionary.eos(), break_mode="none", include_targets=True
+    )
+    dataset = MonolingualDataset(
+        blocks, blocks.sizes, dictionary, dictionary, add_eos_for_other_targets=False, shuffle=False, targets=["future"]
+    )
+    ours = ContextBlockDataset(dataset, size, context_window, [(0, len(dataset))])
+    stream = np.concatenate([line.numpy() for line in lines])
+    position = 0
+    for number in range(len(ours)):
+        item = ours[number]
+        own = item["target"][item["start"] :].numpy()
+        np.testing.assert_array_equal(own, stream[position : position + len(own)])
+        seen = item["start"]
+        assert seen == min(position, context_window)
+        before = item["source"][: item["start"] + 1].numpy()  # the token before the first target comes last
+        expected = np.concatenate([[dictionary.eos()], stream])[position - seen : position + 1]
+        np.testing.assert_array_equal(before, expected)
+        position += len(own)
+    assert position == len(stream)
+
+
+def test_books(tmp_path, adaptive_model, corpus):
+    books = tmp_path / "plain"
+    books.mkdir()
+    for number in range(5):
+        write_text(books / f"book{number}.txt", 100 if number else 40, number)
+        text = (books / f"book{number}.txt").read_text()
+        (books / f"book{number}.txt").write_text(text.replace("\n", ".\n\n"))
+    settings = {"BOOKS": books, "WIKI_CHECKPOINT": adaptive_model, "WIKI_DICT": corpus / "dict.txt"}
+    output = recipe("books/run.sh", tmp_path / "work", **settings)
+    output = output[output.rindex(" paper\n") :]
+    rows = re.findall(r"^(\S.*?|  \S.*?)\s{2,}([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)$", output, re.MULTILINE)
+    assert [row[2] for row in rows] == ["14.75", "14.20", "37.13", "24.85"]
+    for base, knn in (rows[:2], rows[2:]):
+        assert float(knn[1]) < float(base[1])
+    words = tmp_path / "work/text/words"
+    held_out = {split: set((words / f"{split}.txt").read_text().splitlines()) for split in ("train", "valid", "test")}
+    assert not held_out["train"] & held_out["valid"] and all(held_out.values())
+
+
+def test_too_few_books(tmp_path):
+    (tmp_path / "one.txt").write_text("w1 w2\n")
+    result = run(sys.executable, REPO / "examples/books/tokenise.py", tmp_path, tmp_path / "out", check=False)
+    assert result.returncode == 1 and "give at least 5" in result.stderr
+
+
+def test_scaling(tmp_path, corpus):
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.txt").write_text((corpus.parent / f"{split}.txt").read_text())
+    output = recipe("scaling/run.sh", tmp_path / "work", TEXT=tmp_path)
+    rows = re.findall(r"^(LM .*?)\s{2,}([\d,]+|-)\s+([\d.]+)\s+([\d.]+|-)$", output, re.MULTILINE)
+    assert [row[3] for row in rows] == ["19.59", "15.17", "-", "13.73"]
+    entries = sum(len(line.split()) + 1 for line in (tmp_path / "train.txt").open())
+    assert rows[3][1] == f"{entries:,}"
+    assert float(rows[3][2]) < float(rows[0][2])  # the datastore helps the LM that has seen little
+    assert (tmp_path / "work/scaling.svg").exists()
