@@ -98,6 +98,12 @@ def contiguous_part(count: int, num_parts: int, part: int) -> tuple[int, int]:
     return count * part // num_parts, count * (part + 1) // num_parts
 
 
+def blocks_before(rows: np.ndarray, first: int, tokens: int) -> int:
+    """The first of the blocks that hold at least ``tokens`` tokens before block ``first``."""
+    tokens_before = np.cumsum(rows[:first][::-1])
+    return max(0, first - 1 - int(np.searchsorted(tokens_before, tokens))) if tokens > 0 else first
+
+
 def own_positions(batch: dict, skip: int = 0) -> Tensor:
     """Mask (B x T) of the positions that a batch is to predict: neither context nor padding.
 

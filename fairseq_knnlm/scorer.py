@@ -1,11 +1,10 @@
-"""Scores the predicted tokens of a batch with the mixture, and how the scorer gets into ``fairseq-eval-lm``."""
+"""Scores the predicted tokens of a batch with the mixture."""
 
 import logging
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from .blocks import own_positions
 from .cache import ContinuousCache
-from .errors import KnnlmError
 from .keys import KeyExtractor
 from .probs import interpolate
 from .retrieval import Keep, Retriever
@@ -55,6 +53,7 @@ class Cache:
     memory: ContinuousCache
     weight: float
     extractor: KeyExtractor
+    identity: dict[str, Any]  # what decides its similarities, for --knn-save
 
 
 class KNNSequenceScorer(SequenceScorer):
@@ -200,85 +199,3 @@ class _Clock:
         now = time.perf_counter()
         self._seconds[name] += now - self._last
         self._last = now
-
-
-# --- into fairseq-eval-lm -------------------------------------------------------------------------------------------
-
-
-class InstalledScorer:
-    """Remembers the scorer that fairseq built, which proves that it did."""
-
-    scorer: SequenceScorer | None = None
-
-
-def install_scorer(make_scorer: Callable[..., SequenceScorer] | None) -> InstalledScorer | None:
-    """Let the running eval_lm build our scorer where its code says SequenceScorer, once; None leaves it alone.
-
-    eval_lm looks the name up in its module, which is ``__main__`` under ``python -m``.
-    """
-    if make_scorer is None:
-        return None
-    installed = InstalledScorer()
-    modules = [sys.modules[name] for name in ("fairseq_cli.eval_lm", "__main__") if name in sys.modules]
-    modules = [module for module in modules if getattr(module, "SequenceScorer", None) is not None]
-
-    def build(*args, **kwargs) -> SequenceScorer:
-        for module in modules:
-            module.SequenceScorer = SequenceScorer
-        installed.scorer = make_scorer(*args, **kwargs)
-        return installed.scorer
-
-    for module in modules:
-        module.SequenceScorer = build
-    return installed
-
-
-class EvalBatches:
-    """The batches of an evaluation, several at a time where the search wants many queries at once."""
-
-    def __init__(self, batches, batches_at_once: int, installed: InstalledScorer | None, first_block: int = 0):
-        """
-        Args:
-            first_block: blocks before this one warm the cache up and are not scored
-        """
-        self._batches, self._group, self._installed = batches, batches_at_once, installed
-        self._first_block = first_block
-
-    def __len__(self) -> int:
-        return -(-len(self._batches) // self._group)
-
-    def __iter__(self) -> Iterator[dict]:
-        if self._installed is None:
-            yield from self._batches
-            return
-        scorer = self._installed.scorer
-        if scorer is None:
-            raise KnnlmError(
-                "this fairseq builds its scorer in a way that fairseq-knnlm does not know; "
-                "install fairseq-fixed 0.12 and run fairseq-eval-lm"
-            )
-        group: list[dict] = []
-        warm_up: list[dict] = []
-        for batch in self._batches:
-            if batch["id"][0] < self._first_block:
-                warm_up.append(batch)
-                continue
-            group.append(batch)
-            if len(group) == self._group:
-                yield _merge(group, warm_up)
-                group, warm_up = [], []
-        if group:
-            yield _merge(group, warm_up)
-        if isinstance(scorer, KNNSequenceScorer):
-            scorer.finish()
-
-
-def _merge(batches: list[dict], warm_up: list[dict]) -> dict:
-    """One sample out of several batches, with the fields that eval_lm itself looks at."""
-    return {
-        "batches": batches,
-        "warm_up": warm_up,
-        "id": torch.cat([batch["id"] for batch in batches]),
-        "ntokens": sum(batch["ntokens"] for batch in batches),
-        "net_input": batches[0]["net_input"],
-    }

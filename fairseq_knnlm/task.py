@@ -7,32 +7,31 @@ stock ``fairseq-eval-lm``, which knows nothing of them.
 import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.modules import LearnedPositionalEmbedding
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from .blocks import ContextBlockDataset, contiguous_part
-from .cache import ContinuousCache, Documents
+from .blocks import ContextBlockDataset, blocks_before, contiguous_part
+from .cache import Documents
 from .config import KNNLanguageModelingConfig
 from .dump import DumpPlan, KeyDumper
 from .errors import KnnlmError
+from .eval_lm import EvalBatches, install_scorer
 from .files import file_sha256
 from .generation import KNNLanguageModel
 from .keys import DEFAULT_KEY, KeyExtractor, check_model, key_dimension, resolve_layer, weights_fingerprint
-from .retrieval import Retriever, open_retrievers
-from .save import MemoryFacts, RunFacts, SaveWriter
-from .scorer import Cache, EvalBatches, KNNSequenceScorer, install_scorer, is_standard_decoder
+from .memories import describe_memories, find_documents, open_cache, refuse_idle_flags
+from .retrieval import open_retrievers
+from .save import RunFacts, SaveWriter
+from .scorer import KNNSequenceScorer, is_standard_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         else:
             first_block, last_block = contiguous_part(len(dataset), num_shards, shard_id)
             rows = np.asarray(dataset.sizes, np.int64)
-            warm_up = _blocks_before(rows, first_block, self.args.knn_cache_size)
+            warm_up = blocks_before(rows, first_block, self.args.knn_cache_size)
             ranges = [(warm_up, first_block), (first_block, last_block)]
             make_scorer, group_tokens = self._make_scorer(rows, warm_up, first_block, last_block, context_window)
         blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges)
@@ -132,7 +131,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             if getattr(self.args, flag):
                 name = "--" + flag.replace("_", "-")
                 raise KnnlmError(f"{name} is for fairseq-eval-lm; generate without it")
-        self._refuse_idle_flags()
+        refuse_idle_flags(self.args)
         if self.args.knn_datastore:
             if len(models) != 1:
                 raise KnnlmError("--knn-datastore goes with one checkpoint; give --path only one")
@@ -228,20 +227,21 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             rows: tokens of each block
             warm_up, first, last: the cache sees blocks from warm_up on, [first, last) are scored
         """
-        self._refuse_idle_flags()
+        refuse_idle_flags(self.args)
         retrievers, cache, save = [], None, None
         if self.args.knn_datastore:
             check_model(self.model)
             retrievers = open_retrievers(self.args, self.model, dictionary_facts(self.target_dictionary))
         if self.args.knn_cache_size:
-            cache = self._open_cache(retrievers, position=int(rows[:warm_up].sum()), corpus_size=int(rows.sum()))
+            documents = self._documents(corpus_size=int(rows.sum()))
+            cache = open_cache(self.args, self.model, retrievers, documents, position=int(rows[:warm_up].sum()))
         elif not (retrievers or self.args.knn_save or is_standard_decoder(self.model)):
             return None, 0  # a model we know nothing of and nothing to add: the stock scorer
         if self.args.knn_save:
             if not is_standard_decoder(self.model):
                 raise KnnlmError("--knn-save needs a fairseq Transformer decoder; score without it")
             start, stop = int(rows[:first].sum()), int(rows[:last].sum())
-            memories = describe_memories(retrievers, cache, self.args.knn_cache_boundary)
+            memories = describe_memories(retrievers, cache)
             save = SaveWriter(
                 self.args.knn_save, RunFacts(self._source(context_window), start, stop, int(rows.sum()), memories)
             )
@@ -253,94 +253,14 @@ class KNNLanguageModelingTask(LanguageModelingTask):
 
         return make_scorer, group_tokens
 
-    def _open_cache(self, retrievers: list[Retriever], position: int, corpus_size: int) -> Cache:
-        args = self.args
-        if args.knn_cache_size < 0:
-            raise KnnlmError(f"--knn-cache-size must be 0 or more, not {args.knn_cache_size}")
-        if not args.knn_cache_theta >= 0:
-            raise KnnlmError(f"--knn-cache-theta must be 0 or more, not {args.knn_cache_theta:g}")
-        total = args.knn_cache_lambda + sum(retriever.weight for retriever in retrievers)
-        if not 0 <= args.knn_cache_lambda <= 1 or total > 1 + 1e-9:
-            raise KnnlmError(
-                f"--knn-cache-lambda must be between 0 and 1, and at most 1 together with --knn-lambda, not {total:g}"
-            )
-        check_model(self.model)
-        if retrievers:
-            key, layer = retrievers[0].datastore.manifest.key, retrievers[0].datastore.manifest.layer
-        else:
-            key, layer = str(args.knn_key or DEFAULT_KEY), args.knn_layer
-        documents = None
-        if args.knn_cache_boundary is not None:
-            lines = data_utils.load_indexed_dataset(
-                self._split_path(self.split), self.dictionary, args.dataset_impl, combine=False
-            )
-            if int(np.sum(lines.sizes)) != corpus_size:
-                raise KnnlmError("--knn-cache-boundary needs every token of the text; use --sample-break-mode none")
-            documents = find_documents(lines, self.dictionary, args.knn_cache_boundary)
-        cache = ContinuousCache(args.knn_cache_size, args.knn_cache_theta, documents, position)
-        extractor = KeyExtractor(self.model, key, resolve_layer(self.model.decoder, layer))
-        return Cache(cache, args.knn_cache_lambda, extractor)
-
-    def _refuse_idle_flags(self) -> None:
-        """A flag that does nothing is a mistake worth hearing of."""
-        for flag in fields(KNNLanguageModelingConfig):
-            if not flag.name.startswith("knn_") or str(getattr(self.args, flag.name)) == str(flag.default):
-                continue
-            cached, needs = self.args.knn_cache_size, "--knn-datastore or --knn-dump"
-            if flag.name == "knn_save":
-                continue
-            if flag.name.startswith("knn_cache"):
-                idle, needs = not cached, "--knn-cache-size"
-            elif flag.name in ("knn_key", "knn_layer"):
-                idle = not (self.args.knn_datastore or cached)
-            else:
-                idle = not self.args.knn_datastore
-            if idle:
-                name = "--" + flag.name.replace("_", "-")
-                raise KnnlmError(f"{name} does nothing without {needs}; add one, or leave it out")
-
-
-def _blocks_before(rows: np.ndarray, first: int, tokens: int) -> int:
-    """The first of the blocks that hold at least ``tokens`` tokens before block ``first``."""
-    tokens_before = np.cumsum(rows[:first][::-1])
-    return max(0, first - 1 - int(np.searchsorted(tokens_before, tokens))) if tokens > 0 else first
-
-
-def find_documents(lines, dictionary: Dictionary, boundary: str) -> Documents:
-    """Documents begin with the lines that ``--knn-cache-boundary`` names."""
-    if boundary.startswith("re:"):
-        try:
-            pattern = re.compile(boundary[3:])
-        except re.error as error:
-            raise KnnlmError(f"--knn-cache-boundary {boundary} is not a regular expression ({error})") from error
-        found = [pattern.fullmatch(dictionary.string(line)) is not None for line in lines]
-    else:
-        wanted = dictionary.encode_line(boundary, add_if_not_exist=False, append_eos=True).long()
-        if (wanted == dictionary.unk()).any():
-            raise KnnlmError(f"--knn-cache-boundary '{boundary}' has words that are not in the dictionary")
-        found = [torch.equal(line.long(), wanted) for line in lines]
-    if not any(found):
-        raise KnnlmError(
-            f"no line of the text is '{boundary}'; give --knn-cache-boundary a whole line as it was tokenised, or "
-            "re:PATTERN"
-        )
-    return Documents(np.asarray(lines.sizes, np.int64), np.array(found))
-
-
-def describe_memories(retrievers: list[Retriever], cache: Cache | None, boundary: str | None) -> list[MemoryFacts]:
-    """The memories of a run, for --knn-save."""
-    memories = []
-    for number, retriever in enumerate(retrievers):
-        sharpness, k = 1 / retriever.temperature, retriever.k
-        temperatures = [retriever.temperature, *retriever.other_temperatures] if k is None else None
-        k = None if k is None else min(k, len(retriever.datastore))
-        memories.append(
-            MemoryFacts(f"knn{number}", k, retriever.weight, sharpness, retriever.identity, temperatures)
-        )
-    if cache:
-        memory = cache.memory
-        memories.append(MemoryFacts("cache", memory.size, cache.weight, memory.theta, {"boundary": boundary}))
-    return memories
+    def _documents(self, corpus_size: int) -> Documents | None:
+        if self.args.knn_cache_boundary is None:
+            return None
+        path = self._split_path(self.split)
+        lines = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl)
+        if int(np.sum(lines.sizes)) != corpus_size:
+            raise KnnlmError("--knn-cache-boundary needs every token of the text; use --sample-break-mode none")
+        return find_documents(lines, self.dictionary, self.args.knn_cache_boundary)
 
 
 def dictionary_facts(dictionary: Dictionary) -> dict[str, Any]:
