@@ -19,4 +19,4 @@ from .compat import restore_numpy_long  # noqa: E402
 
 restore_numpy_long()
 
-from . import checkpoints, task  # noqa: E402, F401  allow-lists old checkpoints, registers knn_language_modeling
+from . import checkpoints, spalm, task  # noqa: E402, F401  allow-lists old checkpoints, registers models and tasks

@@ -123,7 +123,7 @@ class KNNSequenceScorer(SequenceScorer):
 
     def run_model(self, model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
         """Of the predicted positions: targets (n,), their log p_LM (n,), queries (n, C) for each memory, features."""
-        features, _ = model(batch["net_input"]["src_tokens"], features_only=True)
+        features, _ = model(**batch["net_input"], features_only=True)
         own = own_positions(batch, self.skip)
         queries = [memory.extractor.pop()[own] for memory in self._memories]
         targets, features = batch["target"][own], features[own]

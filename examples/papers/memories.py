@@ -1,0 +1,49 @@
+"""What each memory adds: LM, + kNN, + continuous cache, + both.
+
+    python examples/papers/memories.py DATA CHECKPOINT WORK [--cache-size 3000]
+
+(kNN-LM, Table 1.) Valid is scored once, in two halves: everything is tuned on the first, the table is of the second.
+"""
+
+import json
+
+from common import Recipe
+
+ROWS = {"+ kNN": ["--without", "cache"], "+ cache": ["--without", "knn0"], "+ kNN + cache": []}
+
+
+def measure(recipe: Recipe) -> list[dict]:
+    store = recipe.work / "datastore"
+    if not (store / "manifest.json").exists():
+        recipe.dump(store)
+    flags = ["--knn-datastore", store, "--knn-index", "auto", "--knn-cache-size", recipe.args.cache_size]
+    recipe.args.parts = "2"
+    halves = [recipe.save(recipe.work / f"memories-{half}", *flags, part=half) for half in (0, 1)]
+    rows = []
+    for label, without in ROWS.items():
+        tune = ["knnlm", "tune", halves[0], "--report", halves[1], *without, "--json"]
+        output = json.loads(recipe.run(*tune))
+        tuned = output["results"]["valid, tuned on it"]["mixture"]
+        rows.append({"label": label, "flags": output["flags"], "tuned": tuned, **output["results"]["valid, report"]})
+    return rows
+
+
+def main() -> None:
+    option = (("--cache-size",), {"default": "3000", "help": "tokens (default: %(default)s)"})
+    recipe = Recipe("memories", __doc__, option)
+    rows = recipe.measured(measure)
+    cells = [["LM", "", f"{rows[0]['lm']:.2f}", "", ""]]
+    for row in rows:
+        hits = "" if row["hit_rate"] is None else f"{row['hit_rate']:.3f}"
+        cells.append([row["label"], f"`{row['flags']}`", f"{row['mixture']:.2f}", f"{row['oracle']:.2f}", hits])
+    recipe.write_page(
+        "What each memory adds (kNN-LM Table 1)",
+        f"Perplexity over {rows[0]['tokens']:,} tokens, the second half of the validation split; everything was tuned "
+        "on the first half.",
+        [(["", "tuned flags", "perplexity", "oracle", "hit rate"], cells)],
+        [],
+    )
+
+
+if __name__ == "__main__":
+    main()
