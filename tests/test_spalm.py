@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, run
+from conftest import REPO, fails_with, run
 from test_index import make_store
 
 from fairseq_knnlm.search import ExactSearch
@@ -194,14 +194,14 @@ def neighbors(corpus, dump, tmp_path_factory):
     return folder
 
 
-def train_spalm(corpus, folder, *flags, arch="spalm_lm_tiny"):
-    run(
+def train_spalm(corpus, folder, *flags, arch="spalm_lm_tiny", check=True):
+    result = run(
         "fairseq-train", corpus, "--user-dir", REPO / "fairseq_knnlm", "--task", "spalm", "--arch", arch, "--cpu",
         "--save-dir", folder, "--tokens-per-sample", "32", "--batch-size", "8", "--memory-size", "32",
         "--criterion", "adaptive_loss", "--adaptive-cutoff", "50,120", "--ddp-backend", "legacy_ddp",
-        "--optimizer", "adam", "--lr", "0.005", "--no-progress-bar", "--no-epoch-checkpoints", *flags,
+        "--optimizer", "adam", "--lr", "0.005", "--no-progress-bar", "--no-epoch-checkpoints", *flags, check=check,
     )  # fmt: skip
-    return folder / "checkpoint_last.pt"
+    return result if not check else folder / "checkpoint_last.pt"
 
 
 def score(corpus, checkpoint, *flags) -> SimpleNamespace:
@@ -222,3 +222,30 @@ def test_train_and_score(corpus, neighbors, tmp_path):
     assert result.loss < 7.0  # 208 types are 7.7 bits
     other = score(corpus, checkpoint, "--neighbors", neighbors, "--model-overrides", "{'memory_size': 0}")
     assert other.loss != result.loss
+
+
+def test_gate_at_one_is_the_transformer_xl():
+    model = decoder(SPALMDecoder, SPALMConfig, neighbors_used=3, gate="scalar")
+    tokens, neighbors = random_tokens(2, 5), random_tokens(2, 15, seed=1).view(2, 5, 3)
+    with torch.no_grad():
+        states = TransformerXLDecoder.extract_features(model, tokens)
+        model.gate.register_forward_hook(lambda _, __, output: torch.full_like(output, 1e4))
+        torch.testing.assert_close(model.extract_features(tokens, neighbors=neighbors), states, atol=1e-6, rtol=0)
+
+
+def test_bad_neighbours(corpus, neighbors, tmp_path):
+    """Each is refused before training starts."""
+
+    def sentence(*flags) -> str:
+        return fails_with(train_spalm(corpus, tmp_path / "model", "--max-update", "1", *flags, check=False))
+
+    assert "give --neighbors" in sentence()
+    assert "lower --neighbors-used" in sentence("--neighbors", neighbors, "--neighbors-used", "5")
+    (tmp_path / "swapped").mkdir()
+    (tmp_path / "swapped/train").symlink_to(neighbors / "valid")
+    (tmp_path / "swapped/valid").symlink_to(neighbors / "valid")
+    assert "another text" in sentence("--neighbors", tmp_path / "swapped")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/train").symlink_to(neighbors / "train")
+    assert "holds no neighbours" in sentence("--neighbors", tmp_path / "half")
+    assert not list((tmp_path / "model").glob("*.pt"))

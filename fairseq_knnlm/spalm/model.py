@@ -48,11 +48,6 @@ class SPALMDecoder(TransformerXLDecoder):
             return states
         if neighbors is None:
             raise KnnlmError("SPALM needs the retrieved tokens of the text; run knnlm neighbors, then give --neighbors")
-        if neighbors.size(2) < self.neighbors_used:
-            raise KnnlmError(
-                f"the table has {neighbors.size(2)} neighbours a token but the model reads {self.neighbors_used}; run "
-                f"knnlm neighbors --k {self.neighbors_used}, or lower --neighbors-used"
-            )
         return self._read(states, neighbors[:, :, : self.neighbors_used])
 
     def _read(self, states: Tensor, neighbors: Tensor) -> Tensor:

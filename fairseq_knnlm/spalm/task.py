@@ -38,22 +38,33 @@ class SPALMTask(KNNLanguageModelingTask):
         if self.args.tokens_per_sample < 1:
             raise KnnlmError("--tokens-per-sample must be 1 or more; SPALM takes no --context-window, it has a memory")
         tokens = np.concatenate([line.numpy() for line in lines])
-        self.split = split
+        self.split = split  # which _source describes
         self.datasets[split] = LaneDataset(
             split, tokens, self.dictionary, lanes=1, length=self.args.tokens_per_sample,
             neighbors=self._open_neighbors(split, len(tokens)),
         )  # fmt: skip
 
     def _open_neighbors(self, split: str, tokens: int) -> NeighborTable | None:
+        """The table of a split, checked against text, dictionary and model before anything is computed."""
+        needed = getattr(getattr(self.model, "decoder", None), "neighbors_used", 0)
         if not self.args.neighbors:
+            if needed:
+                raise KnnlmError(f"SPALM reads {needed} retrieved tokens; run knnlm neighbors, then give --neighbors")
             return None
         table = NeighborTable(Path(self.args.neighbors) / split)
         remedy = f"run knnlm neighbors for this {split}, or choose another --neighbors"
-        if len(table) != tokens:
-            raise KnnlmError(f"{table.folder} has {len(table):,} rows for a text of {tokens:,} tokens; {remedy}")
-        data = self._source(0)["data_sha256"] if table.facts.queries.get("data_sha256") else None
-        if data != table.facts.queries.get("data_sha256"):
-            raise KnnlmError(f"{table.folder} was made for another text; {remedy}")
+        made_for, source = table.facts.queries, self._source(0)
+        if made_for.get("dictionary_sha256") != source["dictionary_sha256"]:
+            raise KnnlmError(f"{table.folder} was made with another dictionary; {remedy}")
+        if len(table) != tokens or made_for.get("data_sha256") != source["data_sha256"]:
+            raise KnnlmError(
+                f"{table.folder} was made for another text ({len(table):,} tokens, here {tokens:,}); {remedy}"
+            )
+        if table.k < needed:
+            raise KnnlmError(
+                f"{table.folder} has {table.k} neighbours a token but the model reads {needed}; run knnlm neighbors "
+                f"--k {needed}, or lower --neighbors-used"
+            )
         return table
 
     def get_batch_iterator(
