@@ -84,6 +84,12 @@ class SPALMTask(KNNLanguageModelingTask):
             disable_shuffling=True,
         )  # fmt: skip
 
+    def build_generator(self, models, args, *extra, **kwargs):
+        raise KnnlmError(
+            "SPALM cannot generate: each new token would need a search with the frozen LM that made the table of "
+            "neighbours; generate with a kNN-LM (fairseq-interactive --task knn_language_modeling --knn-datastore)"
+        )
+
     def eval_lm_dataloader(self, dataset, num_shards=1, shard_id=0, num_workers=1, **kwargs) -> Iterable[dict]:
         """One lane, so that every token sees all of the memory that the model may have."""
         if num_shards != 1 or kwargs.get("context_window"):
