@@ -144,7 +144,9 @@ def dump(corpus, adaptive_model, tmp_path_factory):
         key = (split, flags, model)
         if key not in made:
             made[key] = tmp_path_factory.mktemp("datastores") / "store"
-            eval_lm_here(corpus, model or adaptive_model, "--gen-subset", split, "--knn-dump", made[key], *flags)
+            # With an index "auto", whatever other indexes tests build is not taken by default.
+            dumping = ["--gen-subset", split, "--knn-dump", made[key], "--knn-index", "auto"]
+            eval_lm_here(corpus, model or adaptive_model, *dumping, *flags)
         return made[key]
 
     return make
