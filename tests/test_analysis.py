@@ -214,7 +214,8 @@ def test_sweep_files(tmp_path, capsys):
     save = random_save(tmp_path / "save").folder
     files = [tmp_path / f"out/k.{kind}" for kind in ("csv", "json", "svg", "png")]
     assert cli.main(["sweep", str(save), "--over", "k", "--best-lambda", "-o", *map(str, files)]) == 0
-    assert "best lambda" in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "best lambda" in output.out and "findfont" not in output.err
     rows = json.loads(files[1].read_text())
     assert [row["k"] for row in rows] == [1, 2, 4, 8, 16]
     assert len(files[0].read_text().splitlines()) == 6

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 from pathlib import Path
 
 from ..errors import KnnlmError
@@ -126,6 +127,8 @@ def _pyplot():
         import matplotlib
     except ImportError as error:
         raise KnnlmError("plots need matplotlib; run pip install 'fairseq-knnlm[plots]'") from error
+    for chatty in ("matplotlib", "PIL"):  # fairseq may have set the root logger to everything
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
