@@ -9,7 +9,7 @@ mkdir -p "$logs"
 
 # fairseq takes it for granted that there is a GPU.
 device=()
-if ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+if [ ! -e /dev/nvidiactl ]; then
     device=(--cpu)
 fi
 knn=(--user-dir fairseq_knnlm --task knn_language_modeling)

@@ -37,10 +37,10 @@ def test_generated_tokens_have_the_scores_of_eval_lm(k, kind, request, corpus, d
     model = request.getfixturevalue(f"{kind}_model")
     store = dump("train") if kind == "adaptive" else dump("train", model=model)
     flags = ["--knn-datastore", store, "--knn-k", k, *MIXTURE]
-    prompts = ["w1 w2 w3", "w7", "w4 w5 w6 w7 w8"]
+    prompts = ["w1 w2 w3", "w7"]
     result = interactive(corpus, model, prompts, *flags, "--beam", "3", "--nbest", "1")
     found = hypotheses(result.stdout)
-    assert len(found) == 3
+    assert len(found) == 2
     assert re.search(r"steps of [\d.]+ ms, of which model [\d.]+ ms and search [\d.]+ ms", result.stderr)
     for number, (text, scores) in found.items():
         assert text.startswith(prompts[number])
