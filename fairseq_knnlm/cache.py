@@ -39,15 +39,15 @@ class ContinuousCache:
         self._tokens: Tensor | None = None  # (size,); -1 where there is nothing yet
 
     def target_log_probs(
-        self, states: Tensor, tokens: Tensor, keep: Callable[[slice, Tensor, Tensor], None] | None = None
+        self, states: Tensor, tokens: Tensor, keep: Callable[[Tensor, Tensor], None] | None = None
     ) -> Tensor:
         """log p_cache of the next n tokens, which are then remembered.
 
         Args:
             states: (n, dim), what each token is predicted from
             tokens: (n,)
-            keep: called for consecutive rows of the n with (rows, similarities (rows, size), matches (rows, size)),
-                the most recent position first, -inf where there is none
+            keep: called for consecutive rows of the n with (similarities (rows, size), matches (rows, size)), the most
+                recent position first, -inf where there is none
 
         Returns:
             (n,), -inf where the token is not in the cache
@@ -64,7 +64,7 @@ class ContinuousCache:
             near, matches = self._window(states, tokens, rows, reach[rows])
             log_probs[rows] = target_log_probs(neighbor_log_weights(near, self.theta), matches)
             if keep is not None:
-                keep(rows, near, matches)
+                keep(near, matches)
         self._states, self._tokens = states[-self.size :].clone(), tokens[-self.size :].clone()
         return log_probs
 

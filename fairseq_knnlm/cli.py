@@ -268,7 +268,11 @@ def _sweep(args) -> int:
     choice = Choice.of_run(evidence)
     for knob in KNOBS:
         fixed = getattr(args, knob.replace("-", "_"))
+        if args.best_lambda and knob.endswith("lambda") and (fixed is not None or knob == args.over):
+            raise KnnlmError(f"--best-lambda chooses every {knob} itself; leave out one of the two")
         if fixed is not None:
+            if knob == args.over:
+                raise KnnlmError(f"--{knob} would fix what is swept over; leave it out, or use --values")
             check_saved(evidence, knob)
             choice = set_knob(evidence, choice, knob, _number(fixed))
     values = [_number(value) for value in args.values.split(",")] if args.values else None

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .errors import KnnlmError
-from .files import check_disk_space, disk_full, file_sha256, read_json, write_json
+from .files import check_disk_space, disk_full, file_sha256, read_json, read_versioned, write_json
 
 FORMAT = "fairseq-knnlm datastore"
 VERSION = 1
@@ -91,16 +91,7 @@ class Manifest:
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
         path = folder / MANIFEST
-        if not path.exists():
-            raise KnnlmError(f"{folder} is not a datastore (no {MANIFEST}); create it with fairseq-eval-lm --knn-dump")
-        content = read_json(path)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise KnnlmError(f"{path} does not describe a datastore; create one with fairseq-eval-lm --knn-dump")
-        if content.get("version") != VERSION:
-            raise KnnlmError(
-                f"{folder} has format version {content.get('version')}, but this fairseq-knnlm reads version "
-                f"{VERSION}; dump it again, or use the release that wrote it"
-            )
+        content = read_versioned(path, FORMAT, VERSION, "create it with fairseq-eval-lm --knn-dump")
         try:
             shards = [Shard(**shard) for shard in content.pop("shards")]
             return cls(shards=shards, **content)

@@ -30,6 +30,22 @@ def read_json(path: Path) -> Any:
         raise KnnlmError(f"{path} is damaged ({error}); delete its folder and make it again") from error
 
 
+def read_versioned(path: Path, format: str, version: int, remedy: str) -> dict[str, Any]:
+    """Read the JSON that describes a folder of ours; ``format`` ends in what it is."""
+    folder, what = path.parent, format.split()[-1]
+    if not path.exists():
+        raise KnnlmError(f"{folder} is not a {what} (no {path.name}); {remedy}")
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != format:
+        raise KnnlmError(f"{path} does not describe a {what}; {remedy}")
+    if content.get("version") != version:
+        raise KnnlmError(
+            f"{folder} has format version {content.get('version')}, but this fairseq-knnlm reads version {version}; "
+            f"{remedy} again, or use the release that wrote it"
+        )
+    return content
+
+
 def file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

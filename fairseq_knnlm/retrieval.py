@@ -15,8 +15,8 @@ from .probs import entropy, neighbor_log_weights, similarities, target_log_probs
 from .search import ClusterSearch, ExactSearch, FaissSearch, MassSearch, Rescored, Search
 from .search.ivf import stores_exact_keys
 
-# keep(rows, similarities, matches), see Retriever.target_log_probs
-Keep = Callable[[slice, Tensor, Tensor | None], None]
+# keep(similarities, matches), see Retriever.target_log_probs
+Keep = Callable[[Tensor, Tensor | None], None]
 ROWS_AT_ONCE = 4096  # when distances become probabilities
 
 
@@ -54,9 +54,9 @@ class Retriever:
         """log p_kNN: queries (n, dim), targets (n,) -> (n,) on the targets' device; -inf where not retrieved.
 
         Args:
-            keep: called for consecutive rows of the n with (rows, similarities (rows, k), matches (rows, k)); where
-                every visited entry takes part, with (rows, log p_kNN (rows, temperatures), None), at the temperature
-                and at ``other_temperatures``
+            keep: called for consecutive rows of the n with (similarities (rows, k), matches (rows, k)); where every
+                visited entry takes part, with (log p_kNN (n, temperatures), None), at the temperature and at
+                ``other_temperatures``
         """
         vectors, wanted = np.ascontiguousarray(queries.float().cpu().numpy()), targets.cpu().numpy()
         if self.k is None:
@@ -66,7 +66,7 @@ class Retriever:
                 log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
             log_probs = torch.from_numpy(log_probs).float()
             if keep is not None:
-                keep(slice(0, len(wanted)), log_probs.T, None)
+                keep(log_probs.T, None)
             return log_probs[0].to(targets.device)
         distances, ids = self.engine.search(vectors, self.k)
         log_probs = torch.empty(len(ids))
@@ -79,7 +79,7 @@ class Retriever:
             log_probs[rows] = target_log_probs(weights, matches)
             self.entropy_sum += entropy(weights).double().sum().item()
             if keep is not None:
-                keep(rows, near, matches)
+                keep(near, matches)
         return log_probs.to(targets.device)
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import KnnlmError
-from .files import check_disk_space, disk_full, human_bytes, read_json, write_json
+from .files import check_disk_space, disk_full, human_bytes, read_versioned, write_json
 
 FORMAT = "fairseq-knnlm save"
 VERSION = 1
@@ -70,7 +70,8 @@ class RunFacts:
     def identity(self) -> dict[str, Any]:
         """What parts of one run have in common."""
         memories = {memory.name: (memory.neighbors, memory.temperatures, memory.identity) for memory in self.memories}
-        return {**self.source, "split tokens": self.split_tokens, "memories": memories}
+        source = {name: value for name, value in self.source.items() if name != "data"}  # a moved folder is no change
+        return {**source, "split tokens": self.split_tokens, "memories": memories}
 
 
 def array_shapes(run: RunFacts) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -189,16 +190,7 @@ class SavePart:
     def open(cls, folder: str | Path) -> "SavePart":
         folder = Path(folder)
         remedy = "make it with fairseq-eval-lm --knn-save"
-        if not (folder / RUN).exists():
-            raise KnnlmError(f"{folder} is not a finished save (no {RUN}); {remedy}")
-        content = read_json(folder / RUN)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise KnnlmError(f"{folder / RUN} does not describe a save; {remedy}")
-        if content.get("version") != VERSION:
-            raise KnnlmError(
-                f"{folder} has format version {content.get('version')}, but this fairseq-knnlm reads version "
-                f"{VERSION}; {remedy} again"
-            )
+        content = read_versioned(folder / RUN, FORMAT, VERSION, remedy)
         try:
             content["memories"] = [MemoryFacts(**memory) for memory in content["memories"]]
             run = RunFacts(**content)

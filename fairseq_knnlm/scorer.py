@@ -113,7 +113,7 @@ class KNNSequenceScorer(SequenceScorer):
         if self.save is None:
             return None
 
-        def keep(_: slice, near: Tensor, matches: Tensor | None) -> None:
+        def keep(near: Tensor, matches: Tensor | None) -> None:
             if matches is None:
                 self.save.add_log_probs(memory, near)
             else:

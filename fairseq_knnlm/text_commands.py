@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -239,7 +238,6 @@ def _serve(inspector, args) -> int:
     server = make_server(LiveInspector(inspector), args.host, args.port)
     host, port = server.server_address[:2]
     print(f"http://{host}:{port}  (Ctrl-C ends it)", flush=True)
-    logging.getLogger("fairseq_knnlm").setLevel(logging.INFO)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

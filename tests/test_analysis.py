@@ -155,10 +155,15 @@ def error_of(capsys, *arguments) -> str:
 
 def test_bad_saves(tmp_path, capsys):
     save = random_save(tmp_path / "save").folder
-    assert "not a finished save" in error_of(capsys, "tune", tmp_path / "nothing")
+    assert "is not a save" in error_of(capsys, "tune", tmp_path / "nothing")
     other = random_save(tmp_path / "other", start=400, k=8).folder
     assert "different runs (memories)" in error_of(capsys, "tune", save, other)
     assert "16 were saved" in error_of(capsys, "sweep", save, "--over", "k", "--values", "32")
+    fixed = ["sweep", save, "--over", "lambda"]
+    assert "leave out one of the two" in error_of(capsys, *fixed, "--best-lambda")
+    both = ["sweep", save, "--over", "k", "--lambda", "0.2", "--best-lambda"]
+    assert "leave out one of the two" in error_of(capsys, *both)
+    assert "would fix what is swept over" in error_of(capsys, *fixed, "--lambda", "0.2")
     assert "no knob" in error_of(capsys, "sweep", save, "--over", "nprobe")
     assert "between 0 and 1" in error_of(capsys, "sweep", save, "--over", "lambda", "--values", "0.95")
     assert "end it in" in error_of(capsys, "sweep", save, "--over", "lambda", "-o", "plot.gif")
@@ -401,4 +406,4 @@ def test_save_on_a_full_disk(corpus, adaptive_model, tmp_path, monkeypatch):
 
 
 def test_a_failing_command_shows_one_sentence(tmp_path):
-    fails_with(run("knnlm", "tune", tmp_path, check=False), "not a finished save")
+    fails_with(run("knnlm", "tune", tmp_path, check=False), "is not a save")

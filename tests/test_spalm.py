@@ -247,5 +247,6 @@ def test_bad_neighbours(corpus, neighbors, tmp_path):
     assert "another text" in sentence("--neighbors", tmp_path / "swapped")
     (tmp_path / "half").mkdir()
     (tmp_path / "half/train").symlink_to(neighbors / "train")
-    assert "holds no neighbours" in sentence("--neighbors", tmp_path / "half")
+    assert "is not a neighbor-table" in sentence("--neighbors", tmp_path / "half")
+    assert "leave out --neighbors" in sentence("--neighbors", neighbors, "--neighbors-used", "0")
     assert not list((tmp_path / "model").glob("*.pt"))

@@ -55,6 +55,17 @@ class Recipe:
         self.eval_lm("--gen-subset", "train", "--knn-dump", folder, *flags, data=data)
         return folder
 
+    def datastore(self, fraction: str = "1") -> Path:
+        """The datastore of all of the training split, or of a random part of it."""
+        whole = self.work / "datastore"
+        if not (whole / "manifest.json").exists():
+            self.dump(whole)
+        if fraction == "1":
+            return whole
+        part = self.work / f"datastore-{fraction}"
+        self.run("knnlm", "subsample", whole, "--fraction", fraction, "-o", part)
+        return part
+
     def save(self, folder: Path, *flags: object, part: int = 0, data: str | None = None) -> Path:
         """A save of one part of the validation split."""
         if not (folder / "run.json").exists():

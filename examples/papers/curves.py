@@ -29,22 +29,17 @@ def tuned_temperature(result: dict) -> list[str]:
 
 
 def measure(recipe: Recipe) -> dict:
-    whole = recipe.work / "datastore"
-    if not (whole / "manifest.json").exists():
-        recipe.dump(whole)
     sizes = []
     for fraction in FRACTIONS:
-        store = whole
-        if fraction != "1":
-            store = recipe.work / f"datastore-{fraction}"
-            recipe.run("knnlm", "subsample", whole, "--fraction", fraction, "-o", store)
+        store = recipe.datastore(fraction)
         first, second = saves(recipe, f"curves-{fraction}", store)
         sizes.append({"fraction": float(fraction), **recipe.tune(first, second)})
     results = {"size": sizes, "k": recipe.sweep(second, "k", "--best-lambda", *tuned_temperature(sizes[-1]))}
     results["lambda"] = {"in domain": recipe.sweep(second, "lambda", *tuned_temperature(sizes[-1]))}
     if recipe.args.other:
         other = recipe.dump(recipe.work / "datastore-other", data=recipe.args.other)
-        for name, store in (("out of domain, its own datastore", other), ("out of domain, the LM's datastore", whole)):
+        choices = {"out of domain, its own datastore": other, "out of domain, the LM's datastore": recipe.datastore()}
+        for name, store in choices.items():
             first, second = saves(recipe, f"curves-other-{store.name}", store, recipe.args.other)
             temperature = tuned_temperature(recipe.tune(first, second))
             results["lambda"][name] = recipe.sweep(second, "lambda", *temperature)

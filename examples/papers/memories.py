@@ -13,9 +13,7 @@ ROWS = {"+ kNN": ["--without", "cache"], "+ cache": ["--without", "knn0"], "+ kN
 
 
 def measure(recipe: Recipe) -> list[dict]:
-    store = recipe.work / "datastore"
-    if not (store / "manifest.json").exists():
-        recipe.dump(store)
+    store = recipe.datastore()
     flags = ["--knn-datastore", store, "--knn-index", "auto", "--knn-cache-size", recipe.args.cache_size]
     recipe.args.parts = "2"
     halves = [recipe.save(recipe.work / f"memories-{half}", *flags, part=half) for half in (0, 1)]

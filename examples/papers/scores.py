@@ -20,15 +20,9 @@ TEMPERATURES = "0.1,0.2,0.3,0.5,0.7,1,1.5,2,3,5,10,20"
 
 
 def measure(recipe: Recipe) -> list[dict]:
-    whole = recipe.work / "datastore"
-    if not (whole / "manifest.json").exists():
-        recipe.dump(whole)
     rows = []
     for fraction in FRACTIONS:
-        store = whole
-        if fraction != "1":
-            store = recipe.work / f"datastore-{fraction}"
-            recipe.run("knnlm", "subsample", whole, "--fraction", fraction, "-o", store)
+        store = recipe.datastore(fraction)
         for name, (mask, score) in CHOICES.items():
             flags = ["--knn-datastore", store, "--knn-index", "paper", "--knn-mask", mask, "--knn-score", score]
             save = recipe.save(recipe.work / f"scores-{fraction}-{mask}-{score}", *flags)

@@ -52,9 +52,7 @@ def buckets(values: np.ndarray, gains: np.ndarray, edges: list[float]) -> list[d
 
 
 def measure(recipe: Recipe) -> dict:
-    store = recipe.work / "datastore"
-    if not (store / "manifest.json").exists():
-        recipe.dump(store)
+    store = recipe.datastore()
     save = Path(recipe.args.save) if recipe.args.save else None
     if save is None:
         save = recipe.save(recipe.work / "where", "--knn-datastore", store, "--knn-index", "auto")

@@ -40,7 +40,7 @@ def check_outputs(files: list[str]) -> None:
             _pyplot()
 
 
-def write_sweep(file: str, knob: str, rows: list[Row], title: str = "") -> None:
+def write_sweep(file: str, knob: str, rows: list[Row]) -> None:
     """One file of the sweep, of the kind that its name says."""
     path = Path(file)
     facts = [row.facts(knob) for row in rows]
@@ -55,7 +55,7 @@ def write_sweep(file: str, knob: str, rows: list[Row], title: str = "") -> None:
                 writer.writerows({**fact, "weights": " ".join(map(str, fact["weights"]))} for fact in facts)
         else:
             curves = {"mixture": [row.result.mixture for row in rows], "LM alone": [row.result.lm for row in rows]}
-            plot(path, [row.value for row in rows], curves, knob, "perplexity", title)
+            plot(path, [row.value for row in rows], curves, knob, "perplexity")
     except OSError as error:
         raise KnnlmError(f"{path} cannot be written ({error.strerror}); choose another -o") from error
 
@@ -66,7 +66,6 @@ def plot(
     curves: dict[str, list[float]],
     x_label: str,
     y_label: str,
-    title: str = "",
     log_x: bool | None = None,
 ) -> None:
     """Curves over one axis, SVG or PNG by the file's name; the same input gives the same file.
@@ -87,13 +86,9 @@ def plot(
             axes.set_xscale("log")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.set_title(title)
         axes.grid(alpha=0.3)
         axes.legend()
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if Path(path).suffix == ".svg" else {}
-        figure.savefig(path, metadata=metadata, dpi=150)
-        pyplot.close(figure)
+        _save(pyplot, figure, Path(path))
 
 
 def bar_panels(
@@ -117,9 +112,13 @@ def bar_panels(
             axes.set_ylabel(y_label)
             axes.set_title(title)
             axes.grid(alpha=0.3, axis="y")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else {}, dpi=150)
-        pyplot.close(figure)
+        _save(pyplot, figure, Path(path))
+
+
+def _save(pyplot, figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {}, dpi=150)  # no date: same file again
+    pyplot.close(figure)
 
 
 def _pyplot():

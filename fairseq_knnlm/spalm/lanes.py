@@ -1,7 +1,5 @@
 """A text in parallel lanes, so that each segment follows the one before it in the same row of the batch."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset
@@ -86,14 +84,8 @@ class LaneDataset(FairseqDataset):
 
     def batches(self) -> list[list[int]]:
         """Step by step, and in each step the lanes of one process after the other."""
-        return list(self._batches())
-
-    def _batches(self) -> Iterator[list[int]]:
         own = self.lanes // self.shards
-        for step in range(self.steps):
-            for shard in range(self.shards):
-                first = step * self.lanes + shard * own
-                yield list(range(first, first + own))
+        return [list(range(first, first + own)) for first in range(0, len(self), own)]
 
     def num_tokens(self, index: int) -> int:
         start, stop = self._range(index)

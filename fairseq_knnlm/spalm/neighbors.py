@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from ..datastore import Datastore
 from ..errors import KnnlmError
-from ..files import check_disk_space, disk_full, read_json, write_json
+from ..files import check_disk_space, disk_full, read_json, read_versioned, write_json
 from ..search import Search
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "fairseq-knnlm neighbors"
+FORMAT = "fairseq-knnlm neighbor-table"
 VERSION = 1
 FACTS = "neighbors.json"
 KINDS = {"tokens": "int32", "ids": "int64", "distances": "float32"}
@@ -53,11 +53,7 @@ class NeighborTable:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        if not (self.folder / FACTS).exists():
-            raise KnnlmError(f"{self.folder} holds no neighbours (no {FACTS}); make them with knnlm neighbors")
-        content = read_json(self.folder / FACTS)
-        if content.get("format") != FORMAT or content.get("version") != VERSION:
-            raise KnnlmError(f"{self.folder} is of another format; make it again with knnlm neighbors")
+        content = read_versioned(self.folder / FACTS, FORMAT, VERSION, "make it with knnlm neighbors")
         self.facts = NeighborFacts(**content)
         missing = [number for number in range(len(self.facts.rows)) if not _is_done(self.folder, number)]
         if missing:

@@ -12,6 +12,7 @@ from fairseq.tasks import register_task
 from ..config import KNNLanguageModelingConfig
 from ..errors import KnnlmError
 from ..eval_lm import EvalBatches, install_scorer
+from ..memories import refuse_idle_flags
 from ..scorer import KNNSequenceScorer
 from ..task import KNNLanguageModelingTask
 from .lanes import LaneDataset
@@ -47,9 +48,11 @@ class SPALMTask(KNNLanguageModelingTask):
     def _open_neighbors(self, split: str, tokens: int) -> NeighborTable | None:
         """The table of a split, checked against text, dictionary and model before anything is computed."""
         needed = getattr(getattr(self.model, "decoder", None), "neighbors_used", 0)
-        if not self.args.neighbors:
+        if bool(needed) != bool(self.args.neighbors):
             if needed:
                 raise KnnlmError(f"SPALM reads {needed} retrieved tokens; run knnlm neighbors, then give --neighbors")
+            raise KnnlmError("this model reads no retrieved tokens; leave out --neighbors")
+        if not needed:
             return None
         table = NeighborTable(Path(self.args.neighbors) / split)
         remedy = f"run knnlm neighbors for this {split}, or choose another --neighbors"
@@ -97,6 +100,7 @@ class SPALMTask(KNNLanguageModelingTask):
         for flag in ("knn_datastore", "knn_dump", "knn_cache_size", "knn_save"):
             if getattr(self.args, flag):
                 raise KnnlmError(f"--{flag.replace('_', '-')} does not work with the task spalm yet; leave it out")
+        refuse_idle_flags(self.args)
         batches = self.get_batch_iterator(dataset, max_sentences=1, num_workers=num_workers).next_epoch_itr(False)
 
         def make_scorer(dictionary, softmax_batch: int | None = None, **_) -> KNNSequenceScorer:
