@@ -104,6 +104,17 @@ def blocks_before(rows: np.ndarray, first: int, tokens: int) -> int:
     return max(0, first - 1 - int(np.searchsorted(tokens_before, tokens))) if tokens > 0 else first
 
 
+def warm_up_ranges(rows: np.ndarray, ranges: list[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    """The blocks outside of ``ranges`` (ascending) that hold the ``tokens`` tokens before each of them."""
+    found, last = [], 0
+    for start, stop in ranges:
+        first = max(last, blocks_before(rows, start, tokens))
+        if first < start:
+            found.append((first, start))
+        last = stop
+    return found
+
+
 def own_positions(batch: dict, skip: int = 0) -> Tensor:
     """Mask (B x T) of the positions that a batch is to predict: neither context nor padding.
 

@@ -94,11 +94,13 @@ class KeyDumper(SequenceScorer):
     def generate(self, models: list[nn.Module], sample: dict, **kwargs) -> list:
         (model,) = models
         model.eval()
+        for batch in sample["warm_up"]:  # a model with a memory has to know what came before
+            model(**batch["net_input"], features_only=True)
         return [hypothesis for batch in sample["batches"] for hypothesis in self._dump(model, batch)]
 
     def _dump(self, model: nn.Module, batch: dict) -> list:
         # Features only: the output layer, as wide as the vocabulary, is not needed for keys.
-        model(batch["net_input"]["src_tokens"], features_only=True)
+        model(**batch["net_input"], features_only=True)
         own = own_positions(batch, self.skip)
         keys = self.extractor.pop()[own]  # (rows, C), in corpus order
         self._append(keys.float().cpu().numpy(), batch["target"][own].cpu().numpy())

@@ -41,13 +41,15 @@ def install_scorer(make_scorer: Callable[..., SequenceScorer] | None) -> Install
 class EvalBatches:
     """The batches of an evaluation, several at a time where the search wants many queries at once."""
 
-    def __init__(self, batches, batches_at_once: int, installed: InstalledScorer | None, first_block: int = 0):
+    def __init__(
+        self, batches, batches_at_once: int, installed: InstalledScorer | None, warm_up: list[tuple[int, int]]
+    ):
         """
         Args:
-            first_block: blocks before this one warm the cache up and are not scored
+            warm_up: ranges of blocks that are read and not scored
         """
         self._batches, self._group, self._installed = batches, batches_at_once, installed
-        self._first_block = first_block
+        self._warm_up = warm_up
 
     def __len__(self) -> int:
         return -(-len(self._batches) // self._group)
@@ -65,7 +67,7 @@ class EvalBatches:
         group: list[dict] = []
         warm_up: list[dict] = []
         for batch in self._batches:
-            if batch["id"][0] < self._first_block:
+            if any(start <= batch["id"][0] < stop for start, stop in self._warm_up):
                 warm_up.append(batch)
                 continue
             group.append(batch)

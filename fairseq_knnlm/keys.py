@@ -69,6 +69,7 @@ class KeyExtractor:
         check_model(model)
         source = KEYS[key]
         decoder = model.decoder
+        self._time_first = not getattr(decoder, "batch_first", False)
         self._captured: Tensor | None = None
         self._finish: Callable[[Tensor], Tensor] = lambda state: state
         if source.normalise:
@@ -92,11 +93,12 @@ class KeyExtractor:
         self._captured = state[0] if isinstance(state, tuple) else state
 
     def pop(self) -> Tensor:
-        """The states of the last forward pass, B x T x C (fairseq's layers work on T x B x C)."""
+        """The states of the last forward pass, B x T x C (fairseq's own layers work on T x B x C)."""
         if self._captured is None:
             raise RuntimeError("pop() comes after a forward pass")
         state, self._captured = self._captured, None
-        return self._finish(state).transpose(0, 1)
+        state = self._finish(state)
+        return state.transpose(0, 1) if self._time_first else state
 
     def peek(self) -> Tensor:
         """As ``pop``, and the states stay."""

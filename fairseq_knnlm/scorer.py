@@ -26,7 +26,8 @@ MAX_LOGITS = 1 << 26  # in memory at once: 256 MiB, whatever --max-tokens says
 
 def is_standard_decoder(model: nn.Module) -> bool:
     """Whether features and output layer can be called apart, so that only what is needed is computed."""
-    return isinstance(getattr(model, "decoder", None), TransformerDecoderBase)
+    decoder = getattr(model, "decoder", None)
+    return isinstance(decoder, TransformerDecoderBase) or getattr(decoder, "separate_output_layer", False)
 
 
 def lm_target_log_probs(decoder: TransformerDecoderBase, features: Tensor, targets: Tensor) -> Tensor:
@@ -88,9 +89,10 @@ class KNNSequenceScorer(SequenceScorer):
     def generate(self, models: list[nn.Module], sample: dict, **kwargs) -> list:
         (model,) = models
         model.eval()
-        for batch in sample.get("warm_up", []):  # what came before this part of the text, for the cache alone
+        for batch in sample.get("warm_up", []):  # what came before this part of the text, for cache and model to know
             targets, _, queries, _ = self.run_model(model, batch)
-            self.cache.memory.target_log_probs(queries[-1], targets)
+            if self.cache:
+                self.cache.memory.target_log_probs(queries[-1], targets)
         clock = _Clock(self.seconds)
         targets, lm, queries, _ = zip(*(self.run_model(model, batch) for batch in sample["batches"]))
         targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]

@@ -19,7 +19,7 @@ from fairseq.modules import LearnedPositionalEmbedding
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from .blocks import ContextBlockDataset, blocks_before, contiguous_part
+from .blocks import ContextBlockDataset, contiguous_part, warm_up_ranges
 from .cache import Documents
 from .config import KNNLanguageModelingConfig
 from .dump import DumpPlan, KeyDumper
@@ -85,27 +85,32 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     ) -> Iterable[dict]:
         """Prepare what the flags ask for; batches of the corpus in order, a shard being a contiguous part of it."""
         self._check_lengths(dataset, max_positions, context_window)
-        first_block = 0
+        rows = np.asarray(dataset.sizes, np.int64)
         if self.args.knn_dump:
-            plan = self._plan_dump(dataset, num_shards, shard_id, context_window)
-            ranges, make_scorer, group_tokens = plan.block_ranges, self._make_dumper(plan), 0
+            plan = self._plan_dump(rows, num_shards, shard_id, context_window)
+            scored, make_scorer, group_tokens = plan.block_ranges, self._make_dumper(plan), 0
+            warm_up = warm_up_ranges(rows, scored, self._model_memory())
         else:
-            first_block, last_block = contiguous_part(len(dataset), num_shards, shard_id)
-            rows = np.asarray(dataset.sizes, np.int64)
-            warm_up = blocks_before(rows, first_block, self.args.knn_cache_size)
-            ranges = [(warm_up, first_block), (first_block, last_block)]
-            make_scorer, group_tokens = self._make_scorer(rows, warm_up, first_block, last_block, context_window)
-        blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges)
-        batches = self.get_batch_iterator(
-            dataset=blocks,
-            max_tokens=max_tokens,
-            max_sentences=batch_size,
-            num_workers=num_workers,
+            scored = [contiguous_part(len(dataset), num_shards, shard_id)]
+            warm_up = warm_up_ranges(rows, scored, self.args.knn_cache_size + self._model_memory())
+            make_scorer, group_tokens = self._make_scorer(rows, (warm_up + scored)[0][0], *scored[0], context_window)
+        ranges = sorted(warm_up + scored)
+        batches = self._batches_of(
+            dataset, ranges, context_window, max_tokens=max_tokens, max_sentences=batch_size, num_workers=num_workers,
             data_buffer_size=data_buffer_size,
-        ).next_epoch_itr(shuffle=False)
-        tokens = blocks.num_tokens_vec(blocks.ordered_indices()).sum(dtype=int)
+        )  # fmt: skip
+        tokens = sum(int(rows[start:stop].sum()) for start, stop in ranges)
         batches_at_once = max(1, round(group_tokens * len(batches) / tokens)) if tokens else 1
-        return EvalBatches(batches, batches_at_once, install_scorer(make_scorer), first_block)
+        return EvalBatches(batches, batches_at_once, install_scorer(make_scorer), warm_up)
+
+    def _batches_of(self, dataset, ranges: list[tuple[int, int]], context_window: int, **sizes):
+        """An iterator over the batches of some ranges of blocks, in order."""
+        blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges)
+        return self.get_batch_iterator(dataset=blocks, **sizes).next_epoch_itr(shuffle=False)
+
+    def _model_memory(self) -> int:
+        """How many tokens before a block the model has to have read for its states to be right: its context is in it."""
+        return 0
 
     def _check_lengths(self, dataset, max_positions: int | None, context_window: int) -> None:
         """Refuse what fairseq would drop in silence (blocks that are too long) or crash on."""
@@ -165,7 +170,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
 
     # --- dumping ---------------------------------------------------------------------------------------------------
 
-    def _plan_dump(self, dataset, num_parts: int, part: int, context_window: int) -> DumpPlan:
+    def _plan_dump(self, rows: np.ndarray, num_parts: int, part: int, context_window: int) -> DumpPlan:
         if self.args.knn_datastore:
             raise KnnlmError("--knn-dump and --knn-datastore are two runs: dump first, then score")
         if self.args.knn_cache_size or self.args.knn_save:
@@ -181,7 +186,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             "vocabulary_size": len(self.target_dictionary),
             "source": self._source(context_window),
         }
-        return DumpPlan(self.args.knn_dump, facts, np.asarray(dataset.sizes, np.int64), num_parts, part)
+        return DumpPlan(self.args.knn_dump, facts, rows, num_parts, part)
 
     def _make_dumper(self, plan: DumpPlan):
         def build_index() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from fairseq.data import data_utils, iterators
@@ -11,12 +11,11 @@ from fairseq.tasks import register_task
 
 from ..config import KNNLanguageModelingConfig
 from ..errors import KnnlmError
-from ..eval_lm import EvalBatches, install_scorer
-from ..memories import refuse_idle_flags
-from ..scorer import KNNSequenceScorer
+from ..files import file_sha256
 from ..task import KNNLanguageModelingTask
 from .lanes import LaneDataset
-from .neighbors import NeighborTable
+from .neighbors import FACTS, NeighborTable
+from .transformer_xl import TransformerXLDecoder
 
 
 @dataclass
@@ -30,6 +29,15 @@ class SPALMTaskConfig(KNNLanguageModelingConfig):
 @register_task("spalm", dataclass=SPALMTaskConfig)
 class SPALMTask(KNNLanguageModelingTask):
     """For ``transformer_xl_lm`` and ``spalm_lm``; --tokens-per-sample is the segment, --batch-size the lanes."""
+
+    def build_model(self, args, from_checkpoint=False):
+        model = super().build_model(args, from_checkpoint)
+        if not isinstance(model.decoder, TransformerXLDecoder):
+            raise KnnlmError(
+                f"the task spalm is for spalm_lm and transformer_xl_lm, not for {type(model).__name__}; use --task "
+                "knn_language_modeling"
+            )
+        return model
 
     def load_dataset(self, split: str, epoch=1, combine=False, **kwargs):
         path = self._split_path(split, epoch)
@@ -93,17 +101,25 @@ class SPALMTask(KNNLanguageModelingTask):
             "neighbours; generate with a kNN-LM (fairseq-interactive --task knn_language_modeling --knn-datastore)"
         )
 
-    def eval_lm_dataloader(self, dataset, num_shards=1, shard_id=0, num_workers=1, **kwargs) -> Iterable[dict]:
-        """One lane, so that every token sees all of the memory that the model may have."""
-        if num_shards != 1 or kwargs.get("context_window"):
-            raise KnnlmError("SPALM reads its text in one piece; leave out --num-shards and --context-window")
-        for flag in ("knn_datastore", "knn_dump", "knn_cache_size", "knn_save"):
-            if getattr(self.args, flag):
-                raise KnnlmError(f"--{flag.replace('_', '-')} does not work with the task spalm yet; leave it out")
-        refuse_idle_flags(self.args)
-        batches = self.get_batch_iterator(dataset, max_sentences=1, num_workers=num_workers).next_epoch_itr(False)
+    # --- fairseq-eval-lm: one lane, so that every token sees all of the memory that the model may have ---------------
 
-        def make_scorer(dictionary, softmax_batch: int | None = None, **_) -> KNNSequenceScorer:
-            return KNNSequenceScorer(dictionary, softmax_batch, [])
+    def eval_lm_dataloader(self, dataset, context_window: int = 0, **kwargs) -> Iterable[dict]:
+        if context_window:
+            raise KnnlmError("the task spalm has a memory instead of --context-window; leave that out")
+        return super().eval_lm_dataloader(dataset, **kwargs)
 
-        return EvalBatches(batches, 1, install_scorer(make_scorer))
+    def _batches_of(self, dataset: LaneDataset, ranges, context_window: int, num_workers: int = 0, **_):
+        segments = [[segment] for start, stop in ranges for segment in range(start, stop)]
+        return iterators.EpochBatchIterator(
+            dataset=dataset, collate_fn=dataset.collater, batch_sampler=segments, num_workers=num_workers,
+            disable_shuffling=True,
+        ).next_epoch_itr(shuffle=False)  # fmt: skip
+
+    def _model_memory(self) -> int:
+        return self.model.decoder.reach(self.args.tokens_per_sample)
+
+    def _source(self, context_window: int) -> dict[str, Any]:
+        source = super()._source(context_window) | {"memory_size": self.model.decoder.memory_size}
+        if self.args.neighbors:
+            source["neighbors_sha256"] = file_sha256(Path(self.args.neighbors) / self.split / FACTS)
+        return source

@@ -62,6 +62,8 @@ class Lanes:
 class TransformerXLLayer(nn.Module):
     """Attention and feed-forward, each after a layer norm and around a residual connection."""
 
+    normalize_before = True
+
     def __init__(self, cfg: TransformerXLConfig):
         super().__init__()
         self.dropout = cfg.dropout
@@ -73,7 +75,8 @@ class TransformerXLLayer(nn.Module):
 
     def forward(self, states: Tensor, memory: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
         """states (B, T, C), memory (B, M, C) -> (B, T, C)."""
-        normed, remembered = self.self_attn_layer_norm(states), self.self_attn_layer_norm(memory)
+        # The memory first: a key is taken from the last call of the norm, which must be that of the segment.
+        remembered, normed = self.self_attn_layer_norm(memory), self.self_attn_layer_norm(states)
         attended = self.self_attn(normed, remembered, positions, hidden)
         states = states + F.dropout(attended, self.dropout, self.training)
         inner = F.dropout(F.relu(self.fc1(self.final_layer_norm(states))), self.dropout, self.training)
@@ -82,6 +85,9 @@ class TransformerXLLayer(nn.Module):
 
 class TransformerXLDecoder(FairseqDecoder):
     """Embeddings, layers with memory, and an output layer tied to the embeddings."""
+
+    batch_first = True  # states are B x T x C, in fairseq's own decoders T x B x C
+    separate_output_layer = True
 
     def __init__(self, cfg: TransformerXLConfig, dictionary):
         super().__init__(dictionary)
@@ -145,6 +151,10 @@ class TransformerXLDecoder(FairseqDecoder):
     def output_layer(self, features: Tensor) -> Tensor:
         """Logits; with an adaptive softmax the features themselves, as fairseq has it."""
         return features if self.adaptive_softmax is not None else F.linear(features, self.embed_tokens.weight)
+
+    def reach(self, segment: int) -> int:
+        """How many tokens back the states depend on, at most: each layer sees the memory and the segment before."""
+        return len(self.layers) * (self.memory_size + segment) if self.memory_size else 0
 
     def max_positions(self) -> int | None:
         return None
