@@ -1,11 +1,14 @@
 """k-means and nearest centroids as matrix products in torch, several times as fast as the BLAS in FAISS's wheels."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import trange
+from tqdm import tqdm, trange
 
 ROWS = 1 << 14  # vectors compared with all centroids at once
+ROUNDS = 10  # of k-means
 
 
 def nearest_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: int = 1) -> Tensor:
@@ -19,12 +22,40 @@ def nearest_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: in
     return torch.cat(parts)
 
 
-def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int, rounds: int = 10) -> np.ndarray:
+def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int) -> np.ndarray:
     """Lloyd's k-means: sample (n, dim) -> centroids (count, dim) float32; of unit length for inner products."""
     vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32))
     generator = torch.Generator().manual_seed(seed)
+    return _kmeans(vectors, count, metric, generator, trange(ROUNDS, desc="clustering", unit="round")).numpy()
+
+
+def train_two_level_centroids(
+    sample: np.ndarray, groups: int, count: int, metric: str, seed: int
+) -> np.ndarray:
+    """As ``train_centroids``, by k-means inside each of ``groups`` groups: many times as fast, hardly worse.
+
+    A group gets centroids in proportion to its vectors.
+    """
+    vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32))
+    generator = torch.Generator().manual_seed(seed)
+    group_centroids = _kmeans(vectors, groups, metric, generator, trange(ROUNDS, desc="grouping", unit="round"))
+    group = nearest_centroids(vectors, group_centroids, metric)[:, 0]
+    ends = group.bincount(minlength=groups).cumsum(0)
+    members = group.argsort(stable=True).tensor_split(ends[:-1])
+    shares = (ends * count // len(vectors)).diff(prepend=torch.zeros(1, dtype=torch.long))
+    parts = []
+    for rows, share in zip(tqdm(members, desc="clustering", unit="group"), shares.tolist()):
+        if share:  # a group with next to no vectors may get none
+            parts.append(_kmeans(vectors[rows], share, metric, generator, range(ROUNDS)))
+    return torch.cat(parts).numpy()
+
+
+def _kmeans(
+    vectors: Tensor, count: int, metric: str, generator: torch.Generator, rounds: Iterable[int]
+) -> Tensor:
+    """vectors (n, dim) -> centroids (count, dim)."""
     centroids = vectors[torch.randperm(len(vectors), generator=generator)[:count]].clone()
-    for _ in trange(rounds, desc="clustering", unit="round"):
+    for _ in rounds:
         nearest = nearest_centroids(vectors, centroids, metric)[:, 0]
         sizes = torch.bincount(nearest, minlength=count)
         centroids = torch.zeros_like(centroids).index_add_(0, nearest, vectors)
@@ -32,7 +63,7 @@ def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int, roun
         _refill_empty(centroids, sizes, vectors, nearest, generator)
         if metric == "ip":
             centroids = torch.nn.functional.normalize(centroids)
-    return centroids.numpy()
+    return centroids
 
 
 def _refill_empty(centroids: Tensor, sizes: Tensor, vectors: Tensor, nearest: Tensor, generator) -> None:

@@ -99,10 +99,8 @@ class KeyDumper(SequenceScorer):
         return [hypothesis for batch in sample["batches"] for hypothesis in self._dump(model, batch)]
 
     def _dump(self, model: nn.Module, batch: dict) -> list:
-        # Features only: the output layer, as wide as the vocabulary, is not needed for keys.
-        model(**batch["net_input"], features_only=True)
         own = own_positions(batch, self.skip)
-        keys = self.extractor.pop()[own]  # (rows, C), in corpus order
+        keys = self.extractor.run(model, batch["net_input"])[own]  # (rows, C), in corpus order
         self._append(keys.float().cpu().numpy(), batch["target"][own].cpu().numpy())
         # There is no loss; NaN says so where 0 would pass for one.
         rows = (row[mask] for row, mask in zip(batch["target"], own_positions(batch)))

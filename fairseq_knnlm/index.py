@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .clusters import nearest_centroids, train_centroids
+from .clusters import nearest_centroids, train_centroids, train_two_level_centroids
 from .datastore import Datastore
 from .errors import KnnlmError
 from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_json, write_json
@@ -26,7 +26,14 @@ from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_j
 logger = logging.getLogger(__name__)
 
 PRESETS = ("auto", "paper", "flat")
-POINTS_PER_CENTROID = 100  # faiss warns below 39; more trains longer for little
+POINTS_PER_CENTROID = 50  # faiss warns below 39; more trains longer for little
+# Around so many entries a cluster, so that the default nprobe of 32 visits 20,000 at every size.
+ENTRIES_PER_CLUSTER = 640
+# With more clusters than this, comparing a key with every centroid costs more than comparing it with the entries; then
+# the centroids are in clusters themselves, of which the nearest are looked at when a key is added or searched.
+MOST_PLAIN_CLUSTERS = 2048
+GROUPS_FOR_ADDING = 4
+GROUPS_FOR_SEARCHING = 16
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
 
@@ -76,18 +83,20 @@ def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -
 def _plan_auto(entries: int, dim: int, key_dtype: str) -> IndexPlan:
     if entries < 20_000:
         return IndexPlan(None, 0, 0, f"no index: {entries:,} entries are searched exactly in no time")
-    # Around 2,500 entries a cluster, so that the default nprobe of 32 visits as many at every size.
-    clusters = 1 << max(3, min(16, round(np.log2(entries / 2500))))
+    clusters = 1 << max(5, min(18, round(np.log2(entries / ENTRIES_PER_CLUSTER))))
+    ivf = f"IVF{clusters}"
+    if clusters > MOST_PLAIN_CLUSTERS:
+        ivf += f"(IVF{1 << round(np.log2(clusters) / 2)},Flat)"
     key_bytes = 2 if key_dtype == "float16" else 4
     exact = entries * (dim * key_bytes + 8)
     train = min(entries, clusters * POINTS_PER_CENTROID)
     if exact < 0.6 * _available_memory():
         codec = "SQfp16" if key_dtype == "float16" else "Flat"
         why = f"{clusters} clusters holding the keys themselves, which fit in memory: no rescoring needed"
-        return IndexPlan(f"IVF{clusters},{codec}", train, exact + clusters * dim * 4, why)
+        return IndexPlan(f"{ivf},{codec}", train, exact + clusters * dim * 4, why)
     codes = next(m for m in (128, 64, 32, 16, 8, 4, 2, 1) if dim % m == 0 and 2 * m <= dim)
     why = f"{clusters} clusters of 4-bit codes ({codes // 2} bytes a key), since the keys do not fit in memory"
-    return IndexPlan(f"IVF{clusters},PQ{codes}x4fs", train, entries * (codes // 2 + 8) + clusters * dim * 4, why)
+    return IndexPlan(f"{ivf},PQ{codes}x4fs", train, entries * (codes // 2 + 8) + clusters * dim * 4, why)
 
 
 def _plan_factory(factory: str, entries: int, dim: int, metric: str, sample: int = 0) -> IndexPlan:
@@ -219,9 +228,15 @@ def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, see
     rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)
     sample = datastore.gather_keys(np.sort(rows)).astype(np.float32)
     logger.info(f"training on {plan.train_size:,} keys")
+    groups = clusters_of_clusters(index)
     if _has_plain_clusters(index):
         # FAISS takes the clusters that are there and trains the codes only
         ivf.quantizer.add(train_centroids(sample, ivf.nlist, metric, seed))
+    elif groups is not None:
+        centroids = train_two_level_centroids(sample, groups.nlist, ivf.nlist, metric, seed)
+        groups.cp.min_points_per_centroid = 1  # or FAISS warns: these points are few and all there are
+        groups.train(centroids)
+        groups.add(centroids)
     elif ivf is not None:
         ivf.cp.seed = seed
     index.train(sample)
@@ -234,6 +249,15 @@ def _has_plain_clusters(index: faiss.Index) -> bool:
     if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) or ivf is None:
         return False
     return isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
+
+
+def clusters_of_clusters(index: faiss.Index) -> faiss.IndexIVF | None:
+    """The IVF index over the centroids, as in ``IVF16384(IVF128,Flat),...``, if there is one and no PCA before it."""
+    ivf = extract_ivf(index)
+    if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) or ivf is None:
+        return None
+    quantizer = faiss.downcast_index(ivf.quantizer)
+    return quantizer if isinstance(quantizer, faiss.IndexIVF) else None
 
 
 def _adder(index: faiss.Index, metric: str) -> Callable[[np.ndarray], None]:
@@ -254,6 +278,9 @@ def _adder(index: faiss.Index, metric: str) -> Callable[[np.ndarray], None]:
 def _add(datastore: Datastore, index: faiss.Index, metric: str, work: Path) -> None:
     """Add the entries that are not in the index yet, one block of keys in memory at a time."""
     add = _adder(index, metric)
+    groups = clusters_of_clusters(index)
+    if groups is not None:
+        groups.nprobe = GROUPS_FOR_ADDING
     started = time.perf_counter()
     with tqdm(total=len(datastore), initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
         for block in datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
@@ -264,6 +291,8 @@ def _add(datastore: Datastore, index: faiss.Index, metric: str, work: Path) -> N
                 _write_faiss(index, work / "added.faiss")
                 # Writing a large index takes long; let it be a twentieth of the time at most.
                 started = time.perf_counter() + max(0.0, 20 * (time.perf_counter() - before) - CHECKPOINT_SECONDS)
+    if groups is not None:
+        groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
 
 
 def _write_faiss(index: faiss.Index, path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from .errors import KnnlmError
@@ -59,10 +60,14 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+class _Captured(Exception):
+    """Ends a forward pass of which nothing more is needed."""
+
+
 class KeyExtractor:
     """Captures one hidden state of every forward pass by a hook; the model's code is not touched.
 
-    Usage: run the model, then ``keys = extractor.pop()``.
+    Usage: run the model, then ``keys = extractor.pop()``; or ``keys = extractor.run(model, inputs)`` for keys alone.
     """
 
     def __init__(self, model: nn.Module, key: str, layer: int):
@@ -71,6 +76,8 @@ class KeyExtractor:
         decoder = model.decoder
         self._time_first = not getattr(decoder, "batch_first", False)
         self._captured: Tensor | None = None
+        # fairseq's own decoders compute states and nothing else; another may have a memory to update at the end.
+        self._may_stop, self._stop = isinstance(decoder, TransformerDecoderBase), False
         self._finish: Callable[[Tensor], Tensor] = lambda state: state
         if source.normalise:
             # The decoder's own norm was trained on the last layer only. Where it does not apply (as in
@@ -91,6 +98,22 @@ class KeyExtractor:
     def _capture(self, state) -> None:
         # A decoder layer returns a tuple, a pre-hook receives one; in both the state comes first.
         self._captured = state[0] if isinstance(state, tuple) else state
+        if self._stop:
+            raise _Captured
+
+    def run(self, model: nn.Module, inputs: dict) -> Tensor:
+        """The keys of a forward pass that goes no further than they need, B x T x C.
+
+        The default key comes before the last feed-forward layer, which is a good part of a small model.
+        """
+        self._stop = self._may_stop
+        try:
+            model(**inputs, features_only=True)
+        except _Captured:
+            pass
+        finally:
+            self._stop = False
+        return self.pop()
 
     def pop(self) -> Tensor:
         """The states of the last forward pass, B x T x C (fairseq's own layers work on T x B x C)."""

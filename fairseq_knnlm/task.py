@@ -35,6 +35,10 @@ from .scorer import KNNSequenceScorer, is_standard_decoder
 
 logger = logging.getLogger(__name__)
 
+# A CPU gains nothing from large batches, and is a fifth faster on those that stay in its caches. Scores do not depend
+# on the batch.
+CPU_BATCH_TOKENS = 512
+
 
 @register_task("knn_language_modeling", dataclass=KNNLanguageModelingConfig)
 class KNNLanguageModelingTask(LanguageModelingTask):
@@ -95,6 +99,8 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             warm_up = warm_up_ranges(rows, scored, self.args.knn_cache_size + self._model_memory())
             make_scorer, group_tokens = self._make_scorer(rows, (warm_up + scored)[0][0], *scored[0], context_window)
         ranges = sorted(warm_up + scored)
+        if max_tokens and next(self.model.parameters()).device.type == "cpu":
+            max_tokens = min(max_tokens, max(CPU_BATCH_TOKENS, self.args.tokens_per_sample))
         batches = self._batches_of(
             dataset, ranges, context_window, max_tokens=max_tokens, max_sentences=batch_size, num_workers=num_workers,
             data_buffer_size=data_buffer_size,
@@ -109,7 +115,7 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         return self.get_batch_iterator(dataset=blocks, **sizes).next_epoch_itr(shuffle=False)
 
     def _model_memory(self) -> int:
-        """How many tokens before a block the model has to have read for its states to be right: its context is in it."""
+        """How many tokens before a block the model must have read. None: a block brings its own context."""
         return 0
 
     def _check_lengths(self, dataset, max_positions: int | None, context_window: int) -> None:

@@ -58,10 +58,11 @@ def test_auto_depends_on_size_and_memory(monkeypatch):
 
     monkeypatch.setattr(index_module, "_available_memory", lambda: 20 << 30)
     assert plan(1000) is None
-    assert plan(10_000_000) == "IVF4096,SQfp16"
-    assert plan(10_000_000, "float32") == "IVF4096,Flat"
-    assert plan(103_000_000, dim=1024) == "IVF32768,PQ128x4fs"
-    assert plan(3_000_000_000, dim=1024) == "IVF65536,PQ128x4fs"
+    assert plan(1_000_000) == "IVF2048,SQfp16"
+    assert plan(10_000_000) == "IVF16384(IVF128,Flat),SQfp16"
+    assert plan(10_000_000, "float32") == "IVF16384(IVF128,Flat),Flat"
+    assert plan(103_000_000, dim=1024) == "IVF131072(IVF256,Flat),PQ128x4fs"
+    assert plan(3_000_000_000, dim=1024) == "IVF262144(IVF512,Flat),PQ128x4fs"
 
 
 def test_too_few_entries_for_the_papers_clusters():
@@ -89,7 +90,11 @@ def test_too_few_entries_for_codes():
 
 
 @pytest.mark.parametrize(
-    "spec", ["paper", "auto", "flat", "IVF16,SQfp16", "PCA32,IVF16,PQ8", "HNSW16", "IVF16,PQ32x4fs"]
+    "spec",
+    [
+        "paper", "auto", "flat", "IVF16,SQfp16", "PCA32,IVF16,PQ8", "HNSW16", "IVF16,PQ32x4fs",
+        "IVF64(IVF8,Flat),SQfp16", "IVF64(IVF8,Flat),PQ32x4fs",
+    ],
 )
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_build_open_verify(store, spec, metric):

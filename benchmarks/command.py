@@ -1,0 +1,47 @@
+"""Commands as children of the benchmark: what they printed, how long they took, how much memory they had."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+# What fairseq-eval-lm, the plugin and benchmarks.original print.
+PATTERNS = {
+    "tokens": r"Evaluated ([\d,]+) tokens",
+    "tokens_per_second": r"\(([\d.]+) tokens/s\)",
+    "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
+    "hit_rate": r"hit rate ([\d.]+)",
+    "model": r"\bmodel ([\d.]+)s",
+    "search": r"\bsearch ([\d.]+)s",
+    "rescoring": r"\brescoring ([\d.]+)s",
+    "mixing": r"\bmixing ([\d.]+)s",
+}
+
+
+def run(*command: object) -> dict:
+    """Run a command to its end: the numbers it printed, its seconds, and its peak memory in bytes.
+
+    Keys are those of PATTERNS, "seconds", "peak_memory" and "command"; and "output", everything that it printed.
+    """
+    words = [str(word) for word in command]
+    print("$ " + " ".join(words), file=sys.stderr, flush=True)
+    started = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as file:
+        child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(child.pid, 0)  # which tells the memory of this child alone
+        child.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        output = file.read()
+    if child.returncode:
+        sys.exit(f"failed: {' '.join(words)}\n{output[-2000:]}")
+    found = {name: re.search(pattern, output) for name, pattern in PATTERNS.items()}
+    numbers = {name: float(match[1].replace(",", "")) for name, match in found.items() if match}
+    return {
+        **numbers,
+        "seconds": time.perf_counter() - started,
+        "peak_memory": usage.ru_maxrss * 1024,
+        "command": " ".join(words),
+        "output": output,
+    }
