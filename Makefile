@@ -7,17 +7,18 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint browser-test screenshots clean
+.PHONY: help demo test lint bench browser-test screenshots clean
 
 help:
 	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
 	@echo "make test    linter and tests"
 	@echo "make lint    linter only"
+	@echo "make bench   speed beside the published method and stock fairseq (BENCH='--data ... --path ... --work ...')"
 	@echo "make browser-test   the inspector's page in a real browser (Debian: chromium, chromium-driver)"
 	@echo "make screenshots    docs/inspector-*.png from the demo's model"
 	@echo "make clean   remove demo/ and caches; keeps $(VENV)"
 	@echo
-	@echo "The first three install everything into $(VENV) if that is missing or older than setup.py or"
+	@echo "The first four install everything into $(VENV) if that is missing or older than setup.py or"
 	@echo "constraints.txt. Another Python: make PYTHON=python3.12 ..."
 
 demo: $(VENV)/ready
@@ -28,6 +29,9 @@ test: lint
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
+
+bench: $(VENV)/ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m benchmarks $(BENCH)
 
 $(VENV)/browser-ready: $(VENV)/ready
 	@test -x /usr/bin/chromedriver || { echo "install chromium and chromium-driver first (Debian's packages)"; exit 1; }

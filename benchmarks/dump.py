@@ -1,15 +1,13 @@
-"""How much a dump costs beside the forward pass that it cannot do without.
+"""How fast a dump is beside the bare forward pass.
 
-    python -m benchmarks.dump --data DATA-BIN --path CHECKPOINT [--split valid] [--batches 200]
-
-Every batch goes through the bare model and through the dump, in turns, so that both see the same machine. Prints their
-ratio (1.0: dumping is free).
+Every batch goes through the bare model and through the dump, in turns, so that both see the same machine. At 1.0
+dumping is free; it can be more, since a dump needs no more of the model than the key.
 """
 
-import argparse
 import contextlib
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 from fairseq import options
@@ -17,6 +15,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm
 
 from fairseq_knnlm.dump import KeyDumper
+
+from .setting import TASK
 
 
 class Enough(Exception):
@@ -30,12 +30,12 @@ class Stopwatch:
         self.batches = batches
         self.seen = self.tokens = 0
         self.seconds = {"forward": 0.0, "dump": 0.0}
-        self._dump = KeyDumper._dump
+        self.dump = KeyDumper._dump
 
     def __call__(self, dumper: KeyDumper, model: torch.nn.Module, batch: dict) -> list:
         runs = {
             "forward": lambda: model(batch["net_input"]["src_tokens"], features_only=True),
-            "dump": lambda: self._dump(dumper, model, batch),
+            "dump": lambda: self.dump(dumper, model, batch),
         }
         order = list(runs) if self.seen % 2 else list(reversed(runs))
         results = {}
@@ -51,29 +51,26 @@ class Stopwatch:
         return results["dump"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--path", required=True)
-    parser.add_argument("--split", default="valid")
-    parser.add_argument("--batches", type=int, default=200)
-    args = parser.parse_args()
-    watch = Stopwatch(args.batches)
+def measure(data: Path, path: Path, split: str, batches: int) -> dict:
+    """Tokens per second of each, and their ratio."""
+    watch = Stopwatch(batches)
     KeyDumper._dump = lambda *arguments: watch(*arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [
-            args.data, "--path", args.path, "--gen-subset", args.split, "--tokens-per-sample", "256",
-            "--context-window", "128", "--max-tokens", "4096", "--no-progress-bar", "--user-dir", "fairseq_knnlm",
-            "--task", "knn_language_modeling", "--knn-dump", f"{folder}/datastore",
-        ]  # fmt: skip
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_eval_lm_parser(), flags))
-        with contextlib.suppress(Enough):
-            eval_lm.main(cfg)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [
+                str(data), "--path", str(path), "--gen-subset", split, "--tokens-per-sample", "256",
+                "--context-window", "128", "--max-tokens", "4096", "--no-progress-bar", *map(str, TASK),
+                "--knn-dump", f"{folder}/datastore",
+            ]  # fmt: skip
+            cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_eval_lm_parser(), flags))
+            with contextlib.suppress(Enough):
+                eval_lm.main(cfg)
+    finally:
+        KeyDumper._dump = watch.dump
     speeds = {name: watch.tokens / seconds for name, seconds in watch.seconds.items()}
-    for name, speed in speeds.items():
-        print(f"{name:<8} {speed:>9,.0f} tokens/s")
-    print(f"dump / forward pass {speeds['dump'] / speeds['forward']:.3f}")
+    return {**speeds, "ratio": speeds["dump"] / speeds["forward"]}
 
 
-if __name__ == "__main__":
-    main()
+def table(result: dict) -> tuple[list[str], list[list[str]]]:
+    speeds = [[name, f"{result[name]:,.0f}"] for name in ("forward", "dump")]
+    return ["", "tokens/s"], [*speeds, ["dump / forward pass", f"{result['ratio']:.3f}"]]

@@ -33,7 +33,7 @@ ENTRIES_PER_CLUSTER = 640
 # the centroids are in clusters themselves, of which the nearest are looked at when a key is added or searched.
 MOST_PLAIN_CLUSTERS = 2048
 GROUPS_FOR_ADDING = 4
-GROUPS_FOR_SEARCHING = 16
+GROUPS_FOR_SEARCHING = 8
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
 

@@ -17,7 +17,9 @@ from .search.ivf import stores_exact_keys
 
 # keep(similarities, matches), see Retriever.target_log_probs
 Keep = Callable[[Tensor, Tensor | None], None]
-ROWS_AT_ONCE = 4096  # when distances become probabilities
+# So many queries, times k neighbours, have their distances and ids in memory at once, and so many their probabilities.
+SEARCHED_AT_ONCE = 1 << 15
+ROWS_AT_ONCE = 1 << 12
 
 
 class Retriever:
@@ -45,9 +47,11 @@ class Retriever:
         self.identity = identity or {}
         self.preferred_queries = engine.preferred_queries
         self.name = datastore.folder.name
-        self.other_temperatures = [
-            float(f"{temperature * 2 ** (step / 2):.4g}") for step in range(-4, 5) if step != 0
-        ]
+        # Doubles and halves, and others half-way between those: what TargetMass computes two at the price of one.
+        between = float(f"{temperature * 2**0.5:.4g}")
+        self.other_temperatures = sorted(
+            [temperature * double for double in (0.25, 0.5, 2, 4)] + [between * double for double in (0.25, 0.5, 1, 2)]
+        )
         self.entropy_sum = 0.0  # of the neighbours' shares, in nats; stays 0 where every visited entry takes part
 
     def target_log_probs(self, queries: Tensor, targets: Tensor, keep: Keep | None = None) -> Tensor:
@@ -68,19 +72,24 @@ class Retriever:
             if keep is not None:
                 keep(log_probs.T, None)
             return log_probs[0].to(targets.device)
-        distances, ids = self.engine.search(vectors, self.k)
-        log_probs = torch.empty(len(ids))
-        for start in range(0, len(ids), ROWS_AT_ONCE):
-            rows = slice(start, min(start + ROWS_AT_ONCE, len(ids)))
-            matches = self.datastore.values[np.maximum(ids[rows], 0)] == wanted[rows, None]
-            matches = torch.from_numpy(matches & (ids[rows] >= 0))
-            near = similarities(torch.from_numpy(distances[rows]), torch.from_numpy(ids[rows]), self.metric)
-            weights = neighbor_log_weights(near, 1 / self.temperature)
-            log_probs[rows] = target_log_probs(weights, matches)
-            self.entropy_sum += entropy(weights).double().sum().item()
-            if keep is not None:
-                keep(near, matches)
-        return log_probs.to(targets.device)
+        log_probs = []
+        for start in range(0, len(vectors), SEARCHED_AT_ONCE):
+            distances, ids = self.engine.search(vectors[start : start + SEARCHED_AT_ONCE], self.k)
+            for first in range(0, len(ids), ROWS_AT_ONCE):
+                rows = slice(first, first + ROWS_AT_ONCE)
+                log_probs.append(self._of_targets(distances[rows], ids[rows], wanted[start:][rows], keep))
+        return torch.cat(log_probs).to(targets.device) if log_probs else torch.empty(0)
+
+    def _of_targets(self, distances: np.ndarray, ids: np.ndarray, targets: np.ndarray, keep: Keep | None) -> Tensor:
+        """distances (n, k), ids (n, k), targets (n,) -> log p_kNN (n,)."""
+        matches = self.datastore.values[np.maximum(ids, 0)] == targets[:, None]
+        matches = torch.from_numpy(matches & (ids >= 0))
+        near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
+        weights = neighbor_log_weights(near, 1 / self.temperature)
+        self.entropy_sum += entropy(weights).double().sum().item()
+        if keep is not None:
+            keep(near, matches)
+        return target_log_probs(weights, matches)
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:
         """log p_kNN of every token: queries (n, dim) -> (n, vocabulary) on the CPU."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from .blocks import own_positions
 from .cache import ContinuousCache
@@ -94,7 +95,9 @@ class KNNSequenceScorer(SequenceScorer):
             if self.cache:
                 self.cache.memory.target_log_probs(queries[-1], targets)
         clock = _Clock(self.seconds)
-        targets, lm, queries, _ = zip(*(self.run_model(model, batch) for batch in sample["batches"]))
+        batches = sample["batches"]
+        shown = tqdm(batches, desc="model", unit="batch", leave=False, disable=None if len(batches) > 1 else True)
+        targets, lm, queries, _ = zip(*(self.run_model(model, batch) for batch in shown))
         targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]
         clock.stop("model")
         others = []
@@ -109,7 +112,7 @@ class KNNSequenceScorer(SequenceScorer):
         if self.save:
             self.save.add(lm, targets)
         clock.stop("mixing")
-        return self._hypotheses(sample["batches"], scores)
+        return self._hypotheses(batches, scores)
 
     def _keep(self, memory: str) -> Keep | None:
         if self.save is None:

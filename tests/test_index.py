@@ -3,6 +3,7 @@
 import faiss
 import numpy as np
 import pytest
+import torch
 from reference import knn_probability
 
 from fairseq_knnlm import index as index_module
@@ -239,6 +240,17 @@ def test_cluster_search_equals_faiss(store, queries, metric, k, nprobe):
     np.testing.assert_array_equal(ids >= 0, found)
     np.testing.assert_allclose(distances[found], expected[found], rtol=1e-4, atol=1e-3)
     assert (ids == expected_ids).mean() > 0.99  # ties
+
+
+def test_packed_candidates_sort_by_distance():
+    distances = torch.tensor([3.5, -2.0, 0.0, 1e-30, -1e30, 7.25])
+    ids = torch.tensor([5, 2**32 - 1, 0, 7, 1, 3])
+    packed = nearest.pack(distances, ids)
+    order = packed.argsort()
+    torch.testing.assert_close(distances[order], distances.sort().values, rtol=0, atol=0)
+    back, back_ids = nearest.unpack(torch.cat([packed, torch.tensor([nearest.ABSENT])]))
+    assert back[:-1].equal(distances) and back_ids[:-1].equal(ids)
+    assert back[-1] == torch.inf and back_ids[-1] == -1
 
 
 def test_wrong_thresholds_are_noticed(store, queries, monkeypatch):

@@ -13,24 +13,26 @@ from ..index import extract_ivf
 from ..probs import similarity_scale
 from .blocks import block_distances
 from .mass import TargetMass
-from .nearest import SAMPLE_STRIDE, NearestCandidates, Thresholds
+from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, capacity
 from .threads import for_each
 
 SEARCH_BYTES = 1 << 30  # for candidates, in search
 FEW_QUERIES = 32
+LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thread a query
 
 
 class ClusterSearch:
     """Exact distances to the entries of the visited clusters: the k nearest, or all of them."""
 
-    preferred_queries = 65536  # more queries share the reading of a cluster
+    preferred_queries = 131072  # more queries share the reading of a cluster
 
     def __init__(self, index: faiss.Index, datastore: Datastore, metric: str, nprobe: int):
         self.datastore, self.metric = datastore, metric
         self._index = index  # owns the memory that self.ivf points to
         self._transform, self.ivf = _split_transform(index)
         self.nprobe = min(nprobe, self.ivf.nlist)
+        self._holds_keys = stores_exact_keys(index, datastore)
         self._cluster_keys = _key_reader(self.ivf, datastore)
         flat = isinstance(faiss.downcast_index(self.ivf.quantizer), faiss.IndexFlat)
         self._centroids = torch.from_numpy(self.ivf.quantizer.reconstruct_n(0, self.ivf.nlist)) if flat else None
@@ -48,6 +50,12 @@ class ClusterSearch:
 
     def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Everything that one query (1, dim) visits, in any order: distances (1, m), ids (1, m)."""
+        if self._holds_keys:
+            self.ivf.nprobe, self.ivf.parallel_mode = self.nprobe, PARALLEL_OVER_CLUSTERS
+            largest = np.finfo(np.float32).max
+            everything = -largest if self.metric == "ip" else largest
+            _, distances, ids = self._index.range_search(np.ascontiguousarray(query, np.float32), everything)
+            return distances[None], ids[None]
         found: list[tuple[np.ndarray, np.ndarray]] = []
 
         def collect(_, ids: np.ndarray, distances: Tensor, constants: Tensor) -> None:
@@ -60,21 +68,25 @@ class ClusterSearch:
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of all entries of the visited clusters. Needs an index that stores the keys themselves."""
         k = min(k, len(self.datastore))
-        if len(queries) < FEW_QUERIES:  # nothing to share between queries
+        if len(queries) < FEW_QUERIES or len(self.datastore) > MOST_IDS:  # nothing to share, or no room for the ids
             self.ivf.nprobe, self.ivf.parallel_mode = self.nprobe, PARALLEL_OVER_CLUSTERS
             return self._index.search(np.ascontiguousarray(queries, np.float32), k)
-        step = max(1, SEARCH_BYTES // (12 * 4 * max(k, 1024)))
-        parts = [self._search(queries[start : start + step], k) for start in range(0, len(queries), step)]
-        distances, ids = zip(*parts)
-        return np.concatenate(distances), np.concatenate(ids)
-
-    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         clusters = self._clusters(queries)
         sizes = np.array([self.ivf.get_list_size(number) for number in range(self.ivf.nlist)])
         sampled = -(-sizes // SAMPLE_STRIDE)
-        visited = np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1)
+        samples = np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1)
+        step = max(1, SEARCH_BYTES // (4 * int(samples.max()) + 8 * capacity(k)))
+        parts = [
+            self._search(queries[start : start + step], clusters[start : start + step], int(samples.max()), k)
+            for start in range(0, len(queries), step)
+        ]
+        distances, ids = zip(*parts)
+        return np.concatenate(distances), np.concatenate(ids)
+
+    def _search(self, queries: np.ndarray, clusters: np.ndarray, max_samples: int, k: int):
+        """queries (n, dim), the clusters that each visits (n, nprobe) -> distances (n, k), ids (n, k)."""
         sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
-        thresholds = Thresholds(len(queries), int(visited.max()), k)
+        thresholds = Thresholds(len(queries), max_samples, k)
         self._visit(
             queries,
             clusters,
@@ -128,7 +140,8 @@ class ClusterSearch:
         order = np.argsort(flat, kind="stable")
         numbers, starts = np.unique(flat[order], return_index=True)
         visits = zip(numbers.tolist(), np.split(order // self.nprobe, starts[1:]))
-        for_each(visit, ((n, rows) for n, rows in visits if n >= 0 and self.ivf.get_list_size(n) > 0))
+        jobs = [(n, rows) for n, rows in visits if n >= 0 and self.ivf.get_list_size(n) > 0]
+        for_each(visit, jobs, "searching" if len(queries) >= LONG_SEARCH else None)
 
 
 def _split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndarray], faiss.IndexIVF]:

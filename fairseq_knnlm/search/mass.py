@@ -16,8 +16,7 @@ class TargetMass:
     def __init__(self, targets: np.ndarray, factors: list[float]):
         """targets (n,)."""
         self.targets = torch.from_numpy(np.asarray(targets, np.int64))
-        self.factors = factors
-        # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
+        self._ascending = sorted(enumerate(factors), key=lambda numbered: numbered[1])
         self._log_total = torch.full((len(factors), len(targets)), -torch.inf, dtype=torch.double)
         self._log_target = self._log_total.clone()
         self._lock = Lock()
@@ -28,17 +27,22 @@ class TargetMass:
         The similarities are the sum of (r, m) and (r,), as block_distances returns them.
         """
         row, column = _matching(torch.from_numpy(values.astype(np.int64)), self.targets[rows])
-        for number, factor in enumerate(self.factors):
-            scaled = similarities if factor == 1 else similarities * factor
-            shares = torch.softmax(scaled, dim=1)
-            largest, where = shares.max(dim=1)
-            # share = exp(similarity - log total), so any entry tells the total; the largest one does it best
-            log_total = scaled.gather(1, where[:, None])[:, 0].double() - largest.double().log() + constants * factor
-            target_share = torch.zeros(len(rows)).index_add_(0, row, shares[row, column])
-            log_target = target_share.double().log() + log_total
+        largest = similarities.amax(dim=1, keepdim=True)
+        similarities = similarities - largest  # now exp cannot overflow, and the nearest entry counts 1
+        constants = constants + largest[:, 0]
+        shares: dict[float, Tensor] = {}
+        for number, factor in self._ascending:
+            # exp(2 s) is exp(s) squared, several times as fast as another exp
+            half = shares.pop(factor / 2, None)
+            share = (similarities * factor).exp_() if half is None else half.square_()
+            shares[factor] = share
+            # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
+            total = share.sum(dim=1).double()
+            target = torch.zeros(len(rows)).index_add_(0, row, share[row, column]).double()
+            log_constant = constants.double() * factor
             with self._lock:
-                self._log_total[number, rows] = torch.logaddexp(self._log_total[number, rows], log_total)
-                self._log_target[number, rows] = torch.logaddexp(self._log_target[number, rows], log_target)
+                for sums, new in ((self._log_total, total), (self._log_target, target)):
+                    sums[number, rows] = torch.logaddexp(sums[number, rows], new.log() + log_constant)
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """log target mass (factors, n), log total mass (factors, n)."""

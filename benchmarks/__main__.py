@@ -1,0 +1,104 @@
+"""How fast, beside the published method and stock fairseq, in one run on one machine.
+
+    python -m benchmarks                                             # a small corpus, made as in the demo, into bench/
+    python -m benchmarks --data DATA-BIN --path CHECKPOINT --work DIR [--datastore DIR] [PART ...]
+
+Parts: scoring (whole scoring, by command), search (recall, one query, growth with the number of entries), dump. What
+takes long to make (datastore, indexes) is kept in the work folder and not made again; everything is measured anew. Run
+it on a machine that does nothing else, and compare rows of one run.
+"""
+
+import argparse
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from fairseq_knnlm.analysis.report import table
+from fairseq_knnlm.files import write_json
+
+from . import dump, scoring, search
+from .setting import Setting, make_setting
+
+PARTS = ("scoring", "search", "dump")
+TITLES = {
+    "scoring": "Scoring: times are for one token, perplexity is that of the first {part:,} tokens and tuned on them",
+    "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
+    "dump": "Dumping keys, batch by batch in turns with the bare forward pass",
+}
+TABLES = {"scoring": scoring.table, "search": search.table, "dump": dump.table}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--data", type=Path, help="binarised corpus with train and valid (default: make a small one)")
+    parser.add_argument("--path", type=Path, help="checkpoint")
+    parser.add_argument("--work", type=Path, default=Path("bench"), help="for what is made (default: %(default)s)")
+    parser.add_argument("--datastore", type=Path, help="of train; dumped if missing (default: WORK/datastore)")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of valid, for slow methods (default: %(default)s)")
+    parser.add_argument(
+        "--sizes", default="1e6,2.5e6,5e6", help="numbers of entries for the search, besides all (default: %(default)s)"
+    )
+    parser.add_argument("-o", "--output", type=Path, help="JSON file (default: WORK/bench.json)")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="only print the tables of an earlier run")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
+    if bool(args.data) != bool(args.path):
+        parser.error("--data and --path belong together")
+    return args
+
+
+def measure(args: argparse.Namespace) -> dict:
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.data:
+        setting = Setting(args.data, args.path, args.datastore or args.work / "datastore", args.work, args.tokens)
+    else:
+        setting = make_setting(args.work, args.tokens)
+    output = args.output or args.work / "bench.json"
+    result = json.loads(output.read_text()) if output.exists() else {}  # of other parts
+    result["about"] = {
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "faiss-cpu", "fairseq-fixed", "numpy")},
+        "part": args.tokens,
+    }
+    measures = {
+        "scoring": lambda: scoring.measure(setting),
+        "search": lambda: search.measure(setting, [int(float(size)) for size in args.sizes.split(",") if size]),
+        "dump": lambda: dump.measure(setting.data, setting.path, "valid", 100),
+    }
+    for part in args.parts or PARTS:
+        result[part] = measures[part]()
+        write_json(output, result)
+        print(f"\n{pages({'about': result['about'], part: result[part]}, markdown=False)}\n", flush=True)
+    print(f"all of it is in {output}")
+    return result
+
+
+def pages(result: dict, markdown: bool) -> str:
+    """A table for each part."""
+    texts = []
+    for part in PARTS:
+        if part in result:
+            title = TITLES[part].format(part=result["about"]["part"])
+            header, lines = TABLES[part](result[part])
+            texts.append(f"{title}.\n\n" + table(header, lines, markdown, left=("", "entries")))
+    return "\n\n".join(texts)
+
+
+def main() -> None:
+    args = parse()
+    if args.report:
+        print(pages(json.loads(args.report.read_text()), markdown=True))
+    else:
+        measure(args)
+
+
+if __name__ == "__main__":
+    main()

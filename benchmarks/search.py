@@ -1,0 +1,100 @@
+"""The search alone: recall, latency of one query, and how both grow with the datastore."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.index import build_index_if_missing
+from fairseq_knnlm.retrieval import Retriever, make_engine
+from fairseq_knnlm.search import ExactSearch
+from fairseq_knnlm.subsample import subsample
+
+from .original import NPROBE, K, PlainKNN, write_raw
+from .setting import Setting
+
+WARM_UP, TIMED = 50, 200  # single queries
+
+
+def measure(setting: Setting, sizes: list[int]) -> dict:
+    """For each number of entries (the last: all) and each method: recall, queries/s, p50 and p95 of one query."""
+    whole = setting.open_datastore()
+    asked = setting.queries()
+    queries = torch.from_numpy(np.concatenate(list(asked.key_blocks())).astype(np.float32))
+    targets = torch.from_numpy(asked.values[: len(queries)].astype(np.int64))
+    results = {}
+    for size in [*(size for size in sizes if size < len(whole)), len(whole)]:
+        store = whole
+        if size < len(whole):
+            folder = setting.work / f"entries-{size}"
+            store = Datastore(folder) if (folder / "index").exists() else subsample(whole, size / len(whole), 1, folder)
+        results[f"{len(store):,}"] = _measure_store(store, queries, targets, store.folder / "raw")
+    return results
+
+
+def _measure_store(store: Datastore, queries: torch.Tensor, targets: torch.Tensor, raw: Path) -> dict:
+    vocabulary = store.manifest.source["dictionary_size"]
+    indexes = {name: build_index_if_missing(store, name, "l2") for name in ("auto", "paper")}
+    write_raw(store, raw)
+    plain = PlainKNN(raw)
+    sample = queries[:: max(1, len(queries) // 200)]
+    _, truth = ExactSearch(store, "l2").search(sample.numpy(), K)
+    found = plain.index.search(sample.numpy(), K)[1]
+    few, few_targets = queries[:2000], targets[:2000]
+    rows = {
+        "original, k = 1024": {
+            "recall": _recall(found, truth),
+            "queries_per_second": _speed(lambda: plain.target_log_probs(few, few_targets, 10.0), few),
+            **_latency(lambda query: plain.target_log_probs(query, targets[:1], 10.0), queries),
+            "build_seconds": indexes["paper"].seconds,
+        }
+    }
+    for k in (K, None):
+        engine = make_engine(store, "auto", k, "l2", "index", "exact", NPROBE)
+        retriever = Retriever(store, engine, k, 0.25, 10.0, "l2")
+        rows[f"ours, k = {k or 'all'}"] = {
+            "recall": _recall(engine.search(sample.numpy(), K)[1], truth),
+            "queries_per_second": _speed(lambda r=retriever: r.target_log_probs(queries, targets), queries),
+            **_latency(lambda query, r=retriever: r.vocabulary_log_probs(query, vocabulary), queries),
+            "build_seconds": indexes["auto"].seconds,
+        }
+    return rows
+
+
+def _recall(found: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, truth)]))
+
+
+def _speed(work: Callable[[], object], queries: torch.Tensor) -> float:
+    started = time.perf_counter()
+    work()
+    return len(queries) / (time.perf_counter() - started)
+
+
+def _latency(work: Callable[[torch.Tensor], object], queries: torch.Tensor) -> dict:
+    """Milliseconds of one query. The original's is for one target, ours for every token, as generation needs it."""
+    times = []
+    for number in range(WARM_UP + TIMED):
+        query = queries[number * 37 % len(queries)][None]
+        started = time.perf_counter()
+        work(query)
+        times.append(time.perf_counter() - started)
+    p50, p95 = np.percentile(np.array(times[WARM_UP:]) * 1e3, [50, 95])
+    return {"p50_ms": float(p50), "p95_ms": float(p95)}
+
+
+def table(results: dict) -> tuple[list[str], list[list[str]]]:
+    header = ["entries", "", "recall@1024", "queries/s", "x original", "p50", "p95", "index build"]
+    lines = []
+    for entries, rows in results.items():
+        original = rows["original, k = 1024"]["queries_per_second"]
+        for name, row in rows.items():
+            speed = row["queries_per_second"]
+            lines.append([
+                entries, name, f"{row['recall']:.3f}", f"{speed:,.0f}", f"{speed / original:.1f}",
+                f"{row['p50_ms']:.2f} ms", f"{row['p95_ms']:.2f} ms", f"{row['build_seconds']:.0f} s",
+            ])  # fmt: skip
+    return header, lines
