@@ -1,0 +1,53 @@
+"""The benchmark measures what it says: its plain methods agree with ours, and its tables can be read."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from test_index import make_store
+
+from benchmarks import __main__ as benchmark
+from benchmarks import original, search
+from fairseq_knnlm.index import build_index
+from fairseq_knnlm.retrieval import Retriever, make_engine
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    store = make_store(tmp_path_factory.mktemp("bench") / "store", 3000)
+    build_index(store, "paper", "l2")
+    build_index(store, "IVF32(IVF4,Flat),SQfp16", "l2", name="auto")
+    return store
+
+
+@pytest.fixture
+def queries(store):
+    rng = np.random.default_rng(1)
+    keys = store.gather_keys(rng.integers(0, len(store), 80)).astype(np.float32)
+    return torch.from_numpy(keys + 0.1 * rng.normal(size=keys.shape).astype(np.float32))
+
+
+def test_the_published_method_equals_ours(store, queries, tmp_path, monkeypatch):
+    original.write_raw(store, tmp_path / "raw")
+    targets = torch.from_numpy(store.values[: len(queries)].astype(np.int64))
+    monkeypatch.setattr(original, "K", 200)
+    plain = original.PlainKNN(tmp_path / "raw").target_log_probs(queries, targets, 3.0)
+    engine = make_engine(store, "paper", 200, "l2", "index", "exact", original.NPROBE)
+    ours = Retriever(store, engine, 200, 0.25, 3.0, "l2").target_log_probs(queries, targets)
+    assert ours.isfinite().any()
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_search_rows_and_tables(store, queries, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "WARM_UP", 1)
+    monkeypatch.setattr(search, "TIMED", 3)
+    monkeypatch.setattr(search, "K", 100)
+    monkeypatch.setattr(original, "K", 100)
+    targets = torch.from_numpy(store.values[: len(queries)].astype(np.int64))
+    rows = search._measure_store(store, queries, targets, tmp_path / "raw")
+    assert rows["ours, k = 100"]["recall"] == pytest.approx(1.0)  # all 32 clusters are visited
+    assert 0 < rows["original, k = 1024"]["recall"] <= 1
+    result = {"about": {"part": 80}, "search": {"3,000": rows}, "dump": {"forward": 10.0, "dump": 9.0, "ratio": 0.9}}
+    page = benchmark.pages(json.loads(json.dumps(result)), markdown=True)
+    assert "| 3,000 | ours, k = all |" in page and "| dump / forward pass | 0.900 |" in page
