@@ -4,7 +4,8 @@
 
 A 64-byte product quantiser over 4,096 clusters finds 1024 neighbours, their keys are gathered from a memory map, and
 squared L2 distances in full precision become p_kNN. The LM's own probability is stock fairseq's: normalised over the
-whole vocabulary for every token. RAW-DIR is what ``write_raw`` makes of a datastore.
+whole vocabulary for every token. RAW-DIR is what ``write_raw`` makes of a datastore. The index is our
+preset ``paper``, whose clusters torch finds several times as fast as FAISS would.
 """
 
 import json
@@ -26,8 +27,17 @@ NPROBE = 32
 ROWS_AT_ONCE = 64  # whose neighbours' keys are in memory at once; it gets no faster with more
 
 
-def write_raw(store: Datastore, folder: Path) -> None:
-    """A datastore's keys and values in one file each, and the index, as the original implementation has them."""
+def build_from(trained: Path, store: Datastore, path: Path) -> None:
+    """An index with the clusters and codes of another one, for growth: training takes most of the time."""
+    index = faiss.read_index(str(trained))
+    index.reset()
+    for block in store.key_blocks():
+        index.add(np.asarray(block, np.float32))
+    faiss.write_index(index, str(path))
+
+
+def write_raw(store: Datastore, folder: Path, index: Path) -> None:
+    """A datastore's keys and values in one file each, as the original implementation has them, and its index."""
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / "facts.json"
     if done.exists():
@@ -39,8 +49,7 @@ def write_raw(store: Datastore, folder: Path) -> None:
         start += len(block)
     keys.flush()
     np.asarray(store.values[:], np.int32).tofile(folder / "values")
-    index = (store.folder / "index" / "paper" / "index.faiss").resolve()
-    facts = {"entries": len(store), "dim": store.dim, "index": str(index), "layer": store.manifest.layer}
+    facts = {"entries": len(store), "dim": store.dim, "index": str(index.resolve()), "layer": store.manifest.layer}
     done.write_text(json.dumps(facts))
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fairseq_knnlm.index import build_index_if_missing
+from fairseq_knnlm.index import build_index_if_missing, index_file
 
 from .command import run
 from .original import write_raw
@@ -15,7 +15,7 @@ def measure(setting: Setting) -> dict:
     store = setting.open_datastore()
     indexes = {name: build_index_if_missing(store, name, "l2") for name in ("auto", "paper")}
     raw = setting.work / "raw"
-    write_raw(store, raw)
+    write_raw(store, raw, index_file(store, "paper"))
     part = setting.part()
     flags = {"1024": setting.tuned("1024"), "all": {}}
     flags["all"] = setting.tuned("all", "--knn-temperature", flags["1024"]["temperature"])

@@ -310,6 +310,11 @@ def _write_faiss(index: faiss.Index, path: Path) -> None:
     os.replace(temporary, path)
 
 
+def index_file(datastore: Datastore, name: str) -> Path:
+    """Where the FAISS index of this name is."""
+    return datastore.folder / "index" / name / "index.faiss"
+
+
 # --- opening --------------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +350,7 @@ def open_index(datastore: Datastore, info: IndexInfo) -> faiss.Index | None:
     """The FAISS index, memory-mapped where FAISS can, or None for ``flat``."""
     if info.factory is None:
         return None
-    path = datastore.folder / "index" / info.name / "index.faiss"
+    path = index_file(datastore, info.name)
     remedy = f"run knnlm build {datastore.folder} --index '{info.spec}' again"
     if not path.exists():
         raise KnnlmError(f"{path} is missing; {remedy}")

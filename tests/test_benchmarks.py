@@ -9,7 +9,7 @@ from test_index import make_store
 
 from benchmarks import __main__ as benchmark
 from benchmarks import original, search
-from fairseq_knnlm.index import build_index
+from fairseq_knnlm.index import build_index, index_file
 from fairseq_knnlm.retrieval import Retriever, make_engine
 
 
@@ -29,7 +29,7 @@ def queries(store):
 
 
 def test_the_published_method_equals_ours(store, queries, tmp_path, monkeypatch):
-    original.write_raw(store, tmp_path / "raw")
+    original.write_raw(store, tmp_path / "raw", index_file(store, "paper"))
     targets = torch.from_numpy(store.values[: len(queries)].astype(np.int64))
     monkeypatch.setattr(original, "K", 200)
     plain = original.PlainKNN(tmp_path / "raw").target_log_probs(queries, targets, 3.0)
@@ -39,13 +39,13 @@ def test_the_published_method_equals_ours(store, queries, tmp_path, monkeypatch)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_search_rows_and_tables(store, queries, tmp_path, monkeypatch):
+def test_search_rows_and_tables(store, queries, monkeypatch):
     monkeypatch.setattr(search, "WARM_UP", 1)
     monkeypatch.setattr(search, "TIMED", 3)
     monkeypatch.setattr(search, "K", 100)
     monkeypatch.setattr(original, "K", 100)
     targets = torch.from_numpy(store.values[: len(queries)].astype(np.int64))
-    rows = search._measure_store(store, queries, targets, tmp_path / "raw")
+    rows = search._measure_store(store, search.paper_index(store, store), queries, targets)
     assert rows["ours, k = 100"]["recall"] == pytest.approx(1.0)  # all 32 clusters are visited
     assert 0 < rows["original, k = 1024"]["recall"] <= 1
     result = {"about": {"part": 80}, "search": {"3,000": rows}, "dump": {"forward": 10.0, "dump": 9.0, "ratio": 0.9}}
