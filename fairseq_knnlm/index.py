@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .clusters import nearest_centroids, train_centroids, train_two_level_centroids
+from .clusters import ROUNDS, nearest_centroids, train_centroids, train_two_level_centroids
 from .datastore import Datastore
 from .errors import KnnlmError
 from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_json, write_json
@@ -33,6 +33,7 @@ ENTRIES_PER_CLUSTER = 640
 # the centroids are in clusters themselves, of which the nearest are looked at when a key is added or searched.
 MOST_PLAIN_CLUSTERS = 2048
 GROUPS_FOR_ADDING = 4
+SLOWER_BY_FAISS = 8  # finding one of them in groups, beside a matrix product of as many comparisons
 GROUPS_FOR_SEARCHING = 8
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
@@ -190,10 +191,16 @@ def build_index(datastore: Datastore, spec: str, metric: str, name: str | None =
 
 def _estimate(plan: IndexPlan, datastore: Datastore) -> str:
     """Rough: k-means (10 rounds over the sample) and assignment are matrix products, so time a small one."""
-    clusters = re.search(r"IVF(\d+)", plan.factory)
+    clusters = re.search(r"IVF(\d+)(?:\(IVF(\d+),Flat\))?", plan.factory)
     if not clusters:
         return "an unknown time"
-    flops = 2 * datastore.dim * int(clusters[1]) * (10 * plan.train_size + len(datastore))
+    count, groups = int(clusters[1]), int(clusters[2] or 0)
+    # centroids that a key of the sample, and later every key, is compared with
+    in_training, in_adding = count, count
+    if groups:
+        in_training, in_adding = groups + count / groups, groups + GROUPS_FOR_ADDING * count / groups
+        in_adding *= SLOWER_BY_FAISS
+    flops = 2 * datastore.dim * (ROUNDS * in_training * plan.train_size + in_adding * len(datastore))
     block = torch.ones((4096, datastore.dim))
     nearest_centroids(block, block, "l2")
     started = time.perf_counter()
