@@ -16,6 +16,7 @@ from .mass import TargetMass
 from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, capacity
 from .threads import for_each
 
+QUERY_BYTES = 1 << 28  # for the queries that are searched at once
 SEARCH_BYTES = 1 << 30  # for candidates, in search
 FEW_QUERIES = 32
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
@@ -25,10 +26,9 @@ PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thr
 class ClusterSearch:
     """Exact distances to the entries of the visited clusters: the k nearest, or all of them."""
 
-    preferred_queries = 131072  # more queries share the reading of a cluster
-
     def __init__(self, index: faiss.Index, datastore: Datastore, metric: str, nprobe: int):
         self.datastore, self.metric = datastore, metric
+        self.preferred_queries = QUERY_BYTES // (4 * datastore.dim)  # more queries share the reading of a cluster
         self._index = index  # owns the memory that self.ivf points to
         self._transform, self.ivf = _split_transform(index)
         self.nprobe = min(nprobe, self.ivf.nlist)

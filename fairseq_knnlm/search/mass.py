@@ -24,17 +24,20 @@ class TargetMass:
     def add(self, rows: Tensor, similarities: Tensor, constants: Tensor, values: np.ndarray) -> None:
         """The queries ``rows`` (r,) see a block of entries with these values (m,). Thread-safe.
 
-        The similarities are the sum of (r, m) and (r,), as block_distances returns them.
+        The similarities are the sum of (r, m) and (r,), as block_distances returns them; the former are overwritten.
         """
         row, column = _matching(torch.from_numpy(values.astype(np.int64)), self.targets[rows])
         largest = similarities.amax(dim=1, keepdim=True)
-        similarities = similarities - largest  # now exp cannot overflow, and the nearest entry counts 1
+        similarities -= largest  # now exp cannot overflow, and the nearest entry counts 1
         constants = constants + largest[:, 0]
         shares: dict[float, Tensor] = {}
         for number, factor in self._ascending:
             # exp(2 s) is exp(s) squared, several times as fast as another exp
             half = shares.pop(factor / 2, None)
-            share = (similarities * factor).exp_() if half is None else half.square_()
+            if half is not None:
+                share = half.square_()
+            else:
+                share = similarities.exp() if factor == 1 else (similarities * factor).exp_()
             shares[factor] = share
             # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
             total = share.sum(dim=1).double()
