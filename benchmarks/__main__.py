@@ -45,7 +45,7 @@ def parse() -> argparse.Namespace:
         "--sizes", default="1e6,2.5e6,5e6", help="numbers of entries for the search, besides all (default: %(default)s)"
     )
     parser.add_argument("-o", "--output", type=Path, help="JSON file (default: WORK/bench.json)")
-    parser.add_argument("--report", type=Path, metavar="JSON", help="only print the tables of an earlier run")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="only write the page of an earlier run beside it")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
@@ -92,10 +92,21 @@ def pages(result: dict, markdown: bool) -> str:
     return "\n\n".join(texts)
 
 
+def write_page(file: Path) -> None:
+    """Markdown beside the JSON file, with what a person has to say of it (``.notes.md``) at the end."""
+    result = json.loads(file.read_text())
+    about = ", ".join(f"{name} {value}" for name, value in result["about"].items() if name != "part")
+    parts = ["# Speed", f"Written by `python -m benchmarks`, from {file.name}. {about}.", pages(result, markdown=True)]
+    notes = file.with_suffix(".notes.md")
+    if notes.exists():
+        parts.append(notes.read_text().strip())
+    file.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+
+
 def main() -> None:
     args = parse()
     if args.report:
-        print(pages(json.loads(args.report.read_text()), markdown=True))
+        write_page(args.report)
     else:
         measure(args)
 
