@@ -9,7 +9,7 @@ from conftest import REPO, fails_with, run
 from test_index import make_store
 
 from fairseq_knnlm.search import ExactSearch
-from fairseq_knnlm.spalm.attention import RelativeAttention, relative_positions
+from fairseq_knnlm.spalm.attention import RelativeAttention, future_positions, relative_positions
 from fairseq_knnlm.spalm.lanes import LaneDataset
 from fairseq_knnlm.spalm.model import SPALMConfig, SPALMDecoder
 from fairseq_knnlm.spalm.neighbors import search_outside
@@ -51,7 +51,7 @@ def test_attention_against_a_loop():
     torch.nn.init.normal_(attention.position_bias)
     states, memory = torch.randn(batch, length, dim), torch.randn(batch, past, dim)
     positions = relative_positions(past + length, dim, states.device)
-    ours = attention(states, memory, positions, torch.zeros(batch, past + length, dtype=torch.bool))
+    ours = attention(states, memory, positions, future_positions(length, states.device))
     context = torch.cat([memory, states], dim=1)
     keys, values = (part.view(batch, -1, heads, dim // heads) for part in attention.key_value(context).chunk(2, -1))
     queries = attention.query(states).view(batch, length, heads, -1)

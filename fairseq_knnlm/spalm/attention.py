@@ -31,31 +31,40 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(heads, dim // heads))  # u
         self.position_bias = nn.Parameter(torch.zeros(heads, dim // heads))  # v
 
-    def forward(self, states: Tensor, memory: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, states: Tensor, memory: Tensor, positions: Tensor, future: Tensor) -> Tensor:
         """
         Args:
             states: (B, T, C)
             memory: (B, M, C), what came before; M may be 0
             positions: (M + T, C), of relative_positions
-            hidden: (B, M + T) true where there is nothing to look at, in the memory of a lane that has just begun
+            future: (T, T), of future_positions
         """
         batch, length, dim = states.shape
         context = torch.cat([memory, states], dim=1)
         total = context.size(1)
+        scale = (dim / self.heads) ** -0.5
 
-        def split(projected: Tensor) -> Tensor:
-            return projected.view(batch, -1, self.heads, dim // self.heads).transpose(1, 2)  # (B, H, *, C / H)
+        def split(projected: Tensor) -> Tensor:  # (B, *, C) -> (B * H, *, C / H)
+            parts = projected.view(batch, -1, self.heads, dim // self.heads)
+            return parts.transpose(1, 2).reshape(batch * self.heads, -1, dim // self.heads)
 
-        queries = split(self.query(states))
+        def biased(bias: Tensor) -> Tensor:
+            return split((queries + bias.flatten()) * scale)
+
+        queries = self.query(states)
         keys, values = (split(part) for part in self.key_value(context).chunk(2, dim=-1))
         by_distance = self.position(positions).view(total, self.heads, -1).permute(1, 2, 0)  # (H, C / H, M + T)
-        content = (queries + self.content_bias[:, None]) @ keys.transpose(2, 3)
-        place = _shift((queries + self.position_bias[:, None]) @ by_distance)
-        scores = (content + place) / math.sqrt(dim / self.heads)
-        future = torch.ones(length, total, dtype=torch.bool, device=states.device).triu(total - length + 1)
-        scores = scores.masked_fill(future | hidden[:, None, None, :], -torch.inf)
-        shares = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
-        return self.output((shares @ values).transpose(1, 2).reshape(batch, length, dim))
+        place = biased(self.position_bias).view(batch, self.heads, length, -1) @ by_distance
+        scores = torch.baddbmm(_shift(place).flatten(0, 1), biased(self.content_bias), keys.transpose(1, 2))
+        scores[:, :, total - length :].masked_fill_(future, -torch.inf)
+        shares = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)  # (B * H, T, M + T)
+        heads = (shares @ values).view(batch, self.heads, length, -1)
+        return self.output(heads.transpose(1, 2).reshape(batch, length, dim))
+
+
+def future_positions(length: int, device: torch.device) -> Tensor:
+    """Which positions of its segment a position must not see: (T, T). All of the memory lies before it."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
 def _shift(scores: Tensor) -> Tensor:

@@ -5,11 +5,15 @@ import torch
 from fairseq.data import FairseqDataset
 from torch import Tensor
 
+from ..blocks import contiguous_part
 from .neighbors import NeighborTable
 
 
 class LaneDataset(FairseqDataset):
-    """Lane b reads the b-th of ``lanes`` parts of the text, ``length`` tokens at a time; no token is left out."""
+    """Lane b reads the b-th of ``lanes`` parts of the text, ``length`` tokens at a time; no token is left out.
+
+    The parts are equal but for one token, so that no lane ends long before the others.
+    """
 
     def __init__(
         self,
@@ -29,16 +33,16 @@ class LaneDataset(FairseqDataset):
         """
         self.text, self.tokens, self.lanes, self.length, self.shards = text, tokens, lanes, length, shards
         self.dictionary, self.neighbors = dictionary, neighbors
-        self.per_lane = -(-len(tokens) // lanes)
-        self.steps = -(-self.per_lane // length)
+        self.parts = np.array([contiguous_part(len(tokens), lanes, lane) for lane in range(lanes)])  # (lanes, 2)
+        self.steps = -(-int(np.diff(self.parts).max()) // length)
 
     def __len__(self) -> int:
         return self.steps * self.lanes
 
     def _range(self, index: int) -> tuple[int, int]:
         step, lane = divmod(index, self.lanes)
-        end = min((lane + 1) * self.per_lane, len(self.tokens))
-        start = min(lane * self.per_lane + step * self.length, end)
+        begin, end = self.parts[lane].tolist()
+        start = min(begin + step * self.length, end)
         return start, min(start + self.length, end)
 
     def __getitem__(self, index: int) -> dict:
@@ -96,7 +100,8 @@ class LaneDataset(FairseqDataset):
 
     @property
     def sizes(self) -> np.ndarray:
-        return np.array([self.num_tokens(index) for index in range(len(self))])
+        steps = np.arange(self.steps)[:, None] * self.length
+        return (np.diff(self.parts).T - steps).clip(0, self.length).reshape(-1)
 
     def ordered_indices(self) -> np.ndarray:
         return np.arange(len(self))

@@ -1,5 +1,6 @@
 """A Transformer-XL language model for fairseq: segments in sequence, each with the states of those before it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -12,7 +13,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from ..errors import KnnlmError
-from .attention import RelativeAttention, relative_positions
+from .attention import RelativeAttention, future_positions, relative_positions
 
 
 def _help(text: str) -> dict:
@@ -38,25 +39,24 @@ class TransformerXLConfig(FairseqDataclass):
 class Lanes:
     """The memory of texts that are read in parallel, one segment after the other.
 
-    A segment that does not follow the last one of its text (the first of an epoch, or of another split) begins with an
-    empty memory. Each text (a split) has a memory of its own, so validating in between does not disturb training.
+    A segment that does not follow the last one of its text (the first of an epoch, or the first after a restart)
+    begins with an empty memory. Each text (a split) has a memory of its own, so validating in between does not disturb
+    training. A row is padded only behind the end of its lane, where nothing follows, so no padding is ever looked at.
     """
 
     def __init__(self) -> None:
-        self._memory: dict[str, tuple[int, Tensor, Tensor]] = {}
+        self._memory: dict[str, tuple[int, Tensor]] = {}
 
-    def get(
-        self, text: str | None, step: int, batch: int, layers: int, dim: int, like: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """States (layers, B, M, C) and which of them are not there (B, M). A text without a name has no memory."""
-        expected, states, hidden = self._memory.get(text, (-1, None, None))
+    def get(self, text: str | None, step: int, layers: int, like: Tensor) -> Tensor:
+        """States (layers, B, M, C) for a segment like (B, T, C). A text without a name has no memory."""
+        batch, _, dim = like.shape
+        expected, states = self._memory.get(text, (-1, None))
         if states is None or step != expected or states.size(1) != batch:
-            states = like.new_zeros(layers, batch, 0, dim)
-            hidden = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
-        return states.to(like), hidden.to(like.device)
+            return like.new_zeros(layers, batch, 0, dim)
+        return states.to(like)
 
-    def put(self, text: str, step: int, states: Tensor, hidden: Tensor) -> None:
-        self._memory[text] = (step + 1, states.detach(), hidden)
+    def put(self, text: str, step: int, states: Tensor) -> None:
+        self._memory[text] = (step + 1, states.detach())
 
 
 class TransformerXLLayer(nn.Module):
@@ -73,11 +73,11 @@ class TransformerXLLayer(nn.Module):
         self.fc1 = nn.Linear(cfg.dim, cfg.ffn_dim)
         self.fc2 = nn.Linear(cfg.ffn_dim, cfg.dim)
 
-    def forward(self, states: Tensor, memory: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, states: Tensor, memory: Tensor, positions: Tensor, future: Tensor) -> Tensor:
         """states (B, T, C), memory (B, M, C) -> (B, T, C)."""
         # The memory first: a key is taken from the last call of the norm, which must be that of the segment.
         remembered, normed = self.self_attn_layer_norm(memory), self.self_attn_layer_norm(states)
-        attended = self.self_attn(normed, remembered, positions, hidden)
+        attended = self.self_attn(normed, remembered, positions, future)
         states = states + F.dropout(attended, self.dropout, self.training)
         inner = F.dropout(F.relu(self.fc1(self.final_layer_norm(states))), self.dropout, self.training)
         return states + F.dropout(self.fc2(inner), self.dropout, self.training)
@@ -95,6 +95,7 @@ class TransformerXLDecoder(FairseqDecoder):
             raise KnnlmError(f"--dim {cfg.dim} must be even and a multiple of --heads {cfg.heads}")
         self.cfg, self.embed_dim, self.memory_size = cfg, cfg.dim, cfg.memory_size
         self.dropout = cfg.dropout
+        self.embed_scale = math.sqrt(cfg.dim)
         self.lanes = Lanes()
         padding = dictionary.pad()
         self.adaptive_softmax = None
@@ -104,7 +105,7 @@ class TransformerXLDecoder(FairseqDecoder):
                 len(dictionary), padding, cfg.dim, cfg.adaptive_factor, cfg.dim, cutoffs
             )
             self.adaptive_softmax = AdaptiveSoftmax(
-                len(dictionary), cfg.dim, cutoffs, dropout=cfg.dropout, adaptive_inputs=self.embed_tokens,
+                len(dictionary), cfg.dim, cutoffs, dropout=0.0, adaptive_inputs=self.embed_tokens,
                 factor=cfg.adaptive_factor, tie_proj=True,
             )  # fmt: skip
         else:
@@ -113,6 +114,9 @@ class TransformerXLDecoder(FairseqDecoder):
             nn.init.zeros_(self.embed_tokens.weight[padding])
         self.layers = nn.ModuleList(TransformerXLLayer(cfg) for _ in range(cfg.layers))
         self.layer_norm = nn.LayerNorm(cfg.dim)
+        for module in self.layers.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
 
     def forward(
         self,
@@ -134,18 +138,19 @@ class TransformerXLDecoder(FairseqDecoder):
 
     def extract_features(self, src_tokens: Tensor, text: str | None = None, step: int = 0) -> Tensor:
         """(B, T) -> (B, T, C)."""
-        batch, length = src_tokens.shape
-        states = F.dropout(self.embed_tokens(src_tokens), self.dropout, self.training)
-        memory, hidden = self.lanes.get(text, step, batch, len(self.layers), self.embed_dim, states)
+        embedded = self.embed_scale * self.embed_tokens(src_tokens)
+        states = F.dropout(embedded, self.dropout, self.training)
+        memory = self.lanes.get(text, step, len(self.layers), states)
+        length = src_tokens.size(1)
         positions = relative_positions(memory.size(2) + length, self.embed_dim, states.device).to(states)
-        absent = torch.cat([hidden, torch.zeros(batch, length, dtype=torch.bool, device=states.device)], dim=1)
+        future = future_positions(length, states.device)
         inputs = []
         for layer, remembered in zip(self.layers, memory):
             inputs.append(states)
-            states = layer(states, remembered, positions, absent)
+            states = layer(states, remembered, positions, future)
         if text is not None and self.memory_size:
             kept = torch.cat([memory, torch.stack(inputs).detach()], dim=2)[:, :, -self.memory_size :]
-            self.lanes.put(text, step, kept, absent[:, -self.memory_size :])
+            self.lanes.put(text, step, kept)
         return self.layer_norm(states)
 
     def output_layer(self, features: Tensor) -> Tensor:
