@@ -34,7 +34,6 @@ class SPALMDecoder(TransformerXLDecoder):
         self.neighbors_used = cfg.neighbors_used
         if cfg.neighbors_used:
             self.gate = nn.Linear(cfg.dim, cfg.dim if str(cfg.gate) == "vector" else 1, bias=False)
-        self.last_gate: Tensor | None = None  # (B, T, C or 1), for looking at it
 
     def extract_features(
         self, src_tokens: Tensor, text: str | None = None, step: int = 0, neighbors: Tensor | None = None
@@ -48,19 +47,23 @@ class SPALMDecoder(TransformerXLDecoder):
             return states
         if neighbors is None:
             raise KnnlmError("SPALM needs the retrieved tokens of the text; run knnlm neighbors, then give --neighbors")
-        return self._read(states, neighbors[:, :, : self.neighbors_used])
+        return self.mix(states, neighbors[:, :, : self.neighbors_used])
 
-    def _read(self, states: Tensor, neighbors: Tensor) -> Tensor:
-        """h (B, T, C), neighbours (B, T, K) -> z (B, T, C)."""
+    def mix(self, states: Tensor, neighbors: Tensor) -> Tensor:
+        """h (B, T, C), retrieved tokens (B, T, K) -> z (B, T, C)."""
         absent = neighbors < 0
         retrieved = self.embed_tokens(neighbors.masked_fill(absent, self.dictionary.pad()).flatten(1))
         retrieved = retrieved.view(*neighbors.shape, -1)  # (B, T, K, C)
-        scores = (retrieved * states.unsqueeze(2)).sum(dim=-1).masked_fill(absent, -torch.inf)
-        shares = scores.softmax(dim=-1).nan_to_num(0.0)  # a token may have no neighbour at all
-        memory = (shares.unsqueeze(-1) * retrieved).sum(dim=2)
-        gate = torch.sigmoid(self.gate(states))
-        self.last_gate = gate.detach()
-        return (1 - gate) * memory + gate * states
+        scores = (retrieved @ states.unsqueeze(-1)).squeeze(-1)
+        scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
+        shares = scores.softmax(dim=-1).masked_fill(absent, 0.0)  # a token may have no neighbour at all
+        memory = (shares.unsqueeze(-2) @ retrieved).squeeze(-2)
+        gate = self.gate_values(states)
+        return memory + gate * (states - memory)
+
+    def gate_values(self, states: Tensor) -> Tensor:
+        """h (B, T, C) -> g (B, T, C), or (B, T, 1) for a scalar gate."""
+        return torch.sigmoid(self.gate(states))
 
 
 @register_model("spalm_lm", dataclass=SPALMConfig)

@@ -50,10 +50,10 @@ class SPALMTask(KNNLanguageModelingTask):
         self.split = split  # which _source describes
         self.datasets[split] = LaneDataset(
             split, tokens, self.dictionary, lanes=1, length=self.args.tokens_per_sample,
-            neighbors=self._open_neighbors(split, len(tokens)),
+            neighbors=self._open_neighbors(split, tokens),
         )  # fmt: skip
 
-    def _open_neighbors(self, split: str, tokens: int) -> NeighborTable | None:
+    def _open_neighbors(self, split: str, tokens: np.ndarray) -> NeighborTable | None:
         """The table of a split, checked against text, dictionary and model before anything is computed."""
         needed = getattr(getattr(self.model, "decoder", None), "neighbors_used", 0)
         if bool(needed) != bool(self.args.neighbors):
@@ -67,10 +67,11 @@ class SPALMTask(KNNLanguageModelingTask):
         made_for, source = table.facts.queries, self._source(0)
         if made_for.get("dictionary_sha256") != source["dictionary_sha256"]:
             raise KnnlmError(f"{table.folder} was made with another dictionary; {remedy}")
-        if len(table) != tokens or made_for.get("data_sha256") != source["data_sha256"]:
+        if len(table) != len(tokens) or made_for.get("data_sha256") != source["data_sha256"]:
             raise KnnlmError(
-                f"{table.folder} was made for another text ({len(table):,} tokens, here {tokens:,}); {remedy}"
+                f"{table.folder} was made for another text ({len(table):,} tokens, here {len(tokens):,}); {remedy}"
             )
+        table.check_text(tokens)
         if table.k < needed:
             raise KnnlmError(
                 f"{table.folder} has {table.k} neighbours a token but the model reads {needed}; run knnlm neighbors "
