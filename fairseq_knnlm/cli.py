@@ -9,6 +9,8 @@ from dataclasses import asdict
 from . import __version__
 from .analysis.sweep import KNOBS
 from .errors import KnnlmError
+from .spalm.analysis_commands import add_spalm_commands
+from .spalm.commands import add_neighbors_arguments, neighbors
 from .text_commands import add_inspect_arguments, add_score_arguments, inspect, score
 
 
@@ -77,21 +79,10 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", nargs="+", default=[], help="also write .csv, .json, .svg or .png files"
     )
 
-    near = add("neighbors", _neighbors, "the table that SPALM reads: the retrieved tokens of every token of a split")
-    near.add_argument("--datastore", required=True, metavar="DIR", help="where to look")
-    near.add_argument("--queries", required=True, metavar="DIR", help="a datastore of the split (--knn-dump)")
-    near.add_argument("--k", type=int, default=4, help="neighbours a token (default: %(default)s)")
-    near.add_argument(
-        "--window", type=int,
-        help="leave out a token's own entry and those within so many positions (default: a sequence length where the "
-        "queries are the datastore's own text, else none)",
-    )  # fmt: skip
-    near.add_argument("--index", metavar="SPEC", help="(default: auto, or the only one there is)")
-    near.add_argument("--metric", choices=["l2", "ip"], default="l2")
-    near.add_argument("--nprobe", type=int, default=32, help="clusters visited (default: %(default)s)")
-    near.add_argument("--num-shards", type=int, default=1, help="do one contiguous part of the work, see --shard-id")
-    near.add_argument("--shard-id", type=int, default=0)
-    near.add_argument("-o", "--output", required=True, metavar="DIR", help="the table; an interrupted one is continued")
+    near = add("neighbors", neighbors, "the table that SPALM reads: the retrieved tokens of every token of a split")
+    add_neighbors_arguments(near)
+    spalm = add("spalm", None, "what a trained SPALM does with its memory: gates, neighbours, gains, K")
+    add_spalm_commands(spalm)
 
     score_ = add("score", score, "log-probabilities and perplexity of raw text, line by line")
     inspect_ = add("inspect", inspect, "a page that shows what was retrieved for each token of a text")
@@ -172,37 +163,6 @@ def _verify(args) -> int:
                 tqdm.write(f"ok: {check.what}", file=sys.stdout)
     print(f"{args.datastore}: {f'{problems} problems' if problems else 'all is well'}")
     return 1 if problems else 0
-
-
-def _neighbors(args) -> int:
-    import os
-    import time
-
-    from .blocks import contiguous_part
-    from .datastore import Datastore
-    from .retrieval import make_engine
-    from .spalm.neighbors import make_neighbors
-
-    datastore, queries = Datastore(args.datastore), Datastore(args.queries)
-    if queries.dim != datastore.dim or queries.manifest.key != datastore.manifest.key:
-        raise KnnlmError(
-            f"{args.queries} holds {queries.manifest.key} of {queries.dim} dimensions, {args.datastore} "
-            f"{datastore.manifest.key} of {datastore.dim}; dump both with the same model and --knn-key"
-        )
-    part = contiguous_part(len(queries.shards), args.num_shards, args.shard_id)
-    engine = make_engine(datastore, args.index, args.k, args.metric, "index", "exact", args.nprobe)
-    started, processor = time.perf_counter(), sum(os.times()[:2])
-    done = make_neighbors(args.output, datastore, queries, engine, args.k, args.metric, args.window, part)
-    if done:
-        seconds, processor = time.perf_counter() - started, sum(os.times()[:2]) - processor
-        per_million = 1e6 * processor / done
-        print(
-            f"{args.output}: {done:,} tokens in {seconds:.0f} s; {per_million:,.0f} processor seconds for a million "
-            f"tokens, so {110 * per_million / 3600:,.1f} processor hours for 110 million of them"
-        )
-    else:
-        print(f"{args.output}: this part is done already")
-    return 0
 
 
 def _subsample(args) -> int:

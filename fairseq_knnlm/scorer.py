@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .blocks import own_positions
 from .cache import ContinuousCache
+from .characters import is_character_level
 from .keys import KeyExtractor
 from .probs import interpolate
 from .retrieval import Keep, Retriever
@@ -79,6 +80,7 @@ class KNNSequenceScorer(SequenceScorer):
             skip: positions at each row's start that are not of the corpus (the <s> of ``--add-bos-token``)
         """
         super().__init__(tgt_dict, softmax_batch)
+        self.of_characters = is_character_level(tgt_dict)
         self.retrievers, self.cache, self.save, self.skip = retrievers, cache, save, skip
         self._memories: list[Retriever | Cache] = [*retrievers, *([cache] if cache else [])]
         self.seconds = {"model": 0.0, "search": 0.0, "cache": 0.0, "mixing": 0.0}
@@ -191,6 +193,9 @@ class KNNSequenceScorer(SequenceScorer):
         """After the last batch."""
         if self.tokens:
             logger.info(self.summary())
+            if self.of_characters:
+                bits = math.log2(self.perplexity("mixture"))
+                logger.info(f"bits per character: {bits:.4f} (a token is a character, so it is the loss in base 2)")
         if self.save:
             self.save.finish(self.perplexity("mixture") if self.tokens else math.nan)
             logger.info(f"saved to {self.save.folder}: try knnlm tune and knnlm sweep on it")

@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
 from .analysis.report import table
+from .characters import is_character_level
 from .config import KNNLanguageModelingConfig
 from .errors import KnnlmError
 from .retrieval import open_retrievers
@@ -109,14 +110,19 @@ def score(args) -> int:
         flush()
     if not totals["tokens"]:
         raise KnnlmError("there is no text to score; give a file or standard input with at least one word")
+    bits = {}
+    if is_character_level(scorer.dictionary):
+        bits = {"bits_per_character": round(math.log2(_perplexity(totals, "mixture")), 4)}
     if args.json:
-        print(json.dumps({"total": _with_perplexity(totals)}))
+        print(json.dumps({"total": {**_with_perplexity(totals), **bits}}))
         return 0
     knn = bool(scorer.retrievers)
     header = ["line", "tokens", "unknown", "log p LM", "ppl LM"]
     header += ["log p kNN-LM", "ppl kNN-LM", "text"] if knn else ["text"]
     cells = [[str(row["line"]), *_cells(row, knn), _shorten(row["text"])] for row in rows]
     print(table(header, [*cells, ["total", *_cells(totals, knn), ""]], left=("text",)))
+    if bits:
+        print(f"\nbits per character: {bits['bits_per_character']}")
     return 0
 
 

@@ -8,6 +8,7 @@
 #   UPDATES, LANES, SEGMENT            how long each is trained: so many updates of LANES x SEGMENT tokens
 #   MEMORY, TEST_MEMORY                states that Transformer-XL and SPALM remember, in training and in scoring
 #   K         neighbours that SPALM reads
+#   MOST_K, K_VALUES, LOOK_AT, ROUNDS  of the analysis: neighbours of valid, numbers to read, tokens, timings
 #   OUT       where the page, JSON and plots go (default: WORK/results)
 #   SMALL     anything: toy models, for a small text, in minutes
 set -euo pipefail
@@ -16,16 +17,20 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 : "${WORK:=spalm}" "${DICT:=}" "${SMALL:=}" "${OUT:=$WORK/results}"
 if [ -n "$SMALL" ]; then
     : "${LAYERS:=2}" "${DIM:=32}" "${FFN:=64}" "${HEADS:=2}" "${CUTOFFS=50,120}" "${UPDATES:=60}" "${LANES:=8}"
-    : "${SEGMENT:=32}" "${MEMORY:=32}" "${TEST_MEMORY:=64}" "${WARM_UP:=6}" "${LR:=0.01}"
+    : "${SEGMENT:=32}" "${MEMORY:=32}" "${TEST_MEMORY:=64}" "${WARM_UP:=6}" "${LR:=0.01}" "${MOST_K:=4}"
+    : "${K_VALUES:=1,2,4}" "${LOOK_AT:=500}" "${ROUNDS:=2}"
 fi
 : "${LAYERS:=4}" "${DIM:=128}" "${FFN:=512}" "${HEADS:=4}" "${CUTOFFS=4000,16000}" "${UPDATES:=1200}" "${LANES:=16}"
 : "${SEGMENT:=128}" "${MEMORY:=128}" "${TEST_MEMORY:=512}" "${K:=4}" "${WARM_UP:=100}" "${LR:=0.002}"
+: "${MOST_K:=16}" "${K_VALUES:=1,2,4,8,16}" "${LOOK_AT:=50000}" "${ROUNDS:=20}"
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh
 source examples/lib.sh
 
 bin=$WORK/bin
-context_length=$((2 * SEGMENT)) # what a token of the Transformer sees in training, as of the others with MEMORY=SEGMENT
+# Transformer: as many tokens in training as a segment and its memory; in scoring at least half of them before each.
+context_length=$((2 * SEGMENT))
+transformer_context=("${any_break[@]}" --tokens-per-sample "$context_length" --context-window "$SEGMENT" --max-tokens 4096)
 schedule=(
     --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr "$LR" --lr-scheduler polynomial_decay
     --warmup-updates "$WARM_UP" --max-update "$UPDATES" --total-num-update "$UPDATES" --dropout 0.1 --seed 1

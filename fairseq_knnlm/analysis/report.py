@@ -3,6 +3,8 @@
 import csv
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import KnnlmError
@@ -74,9 +76,7 @@ def plot(
         x: one for all curves, or one for each
         log_x: None decides by the range
     """
-    pyplot = _pyplot()
-    with pyplot.rc_context({"svg.hashsalt": "knnlm", "svg.fonttype": "none"}):
-        figure, axes = pyplot.subplots(figsize=(6, 3.8), layout="constrained")
+    with one_plot(path, (6, 3.8)) as (_, axes):
         for name, values in curves.items():
             places = x[name] if isinstance(x, dict) else x
             constant = len(set(values)) == 1 and len(values) > 1
@@ -88,7 +88,6 @@ def plot(
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.3)
         axes.legend()
-        _save(pyplot, figure, Path(path))
 
 
 def bar_panels(
@@ -112,6 +111,16 @@ def bar_panels(
             axes.set_ylabel(y_label)
             axes.set_title(title)
             axes.grid(alpha=0.3, axis="y")
+        _save(pyplot, figure, Path(path))
+
+
+@contextmanager
+def one_plot(path: str | Path, size: tuple[float, float]) -> Iterator[tuple]:
+    """Figure and axes to draw on, saved at the end."""
+    pyplot = _pyplot()
+    with pyplot.rc_context({"svg.hashsalt": "knnlm", "svg.fonttype": "none"}):
+        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+        yield figure, axes
         _save(pyplot, figure, Path(path))
 
 

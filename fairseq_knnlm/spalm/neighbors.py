@@ -90,6 +90,10 @@ class NeighborTable:
                 parts.append(array[low:high])
         return np.concatenate(parts) if parts else np.empty((0, *self._arrays[kind][0].shape[1:]), KINDS[kind])
 
+    def own_tokens(self, start: int, stop: int) -> np.ndarray:
+        """The tokens of the text themselves, (rows,)."""
+        return self._read("tokens", start, stop)[:, 0]
+
     def tokens(self, start: int, stop: int) -> Tensor:
         """The retrieved tokens of rows [start, stop): (rows, K)."""
         return torch.from_numpy(self._read("tokens", start, stop)[:, OWN:].astype(np.int64))
@@ -125,6 +129,11 @@ def _name(kind: str, number: int) -> str:
 
 def _is_done(folder: Path, number: int) -> bool:
     return all((folder / _name(kind, number)).exists() for kind in KINDS)
+
+
+def is_complete(folder: str | Path) -> bool:
+    folder = Path(folder)
+    return all(_is_done(folder, number) for number in range(len(read_json(folder / FACTS)["rows"])))
 
 
 def make_neighbors(
