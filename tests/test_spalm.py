@@ -140,14 +140,18 @@ def test_gate_against_the_equations(gate):
     neighbors[0, 0] = -1  # none
     neighbors[0, 1, 2] = -1
     with torch.no_grad():
-        ours = model.extract_features(tokens, neighbors=neighbors)
-        states = TransformerXLDecoder.extract_features(model, tokens)
-        for b, t in np.ndindex(2, 5):
-            h = states[b, t]
-            y = model.embed_tokens.weight[neighbors[b, t, :3][neighbors[b, t, :3] >= 0]]
-            m = 4 * (y @ h).softmax(0) @ y if len(y) else torch.zeros_like(h)  # 16 dimensions
-            g = torch.sigmoid(model.gate.weight @ h)
-            torch.testing.assert_close(ours[b, t], (1 - g) * m + g * h)
+        ours = model.extract_features(tokens, neighbors=neighbors).numpy()
+        states = TransformerXLDecoder.extract_features(model, tokens).double().numpy()
+        gates = model.gate_values(torch.from_numpy(states).float()).numpy()
+    embeddings, gate_weight = (module.weight.detach().double().numpy() for module in (model.embed_tokens, model.gate))
+    for b, t in np.ndindex(2, 5):
+        h = states[b, t]
+        y = embeddings[[token for token in neighbors[b, t, :3] if token >= 0]]  # (K, C)
+        shares = np.exp(y @ h) / np.exp(y @ h).sum()
+        m = np.sqrt(16) * shares @ y  # zeros where there is no neighbour
+        g = 1 / (1 + np.exp(-gate_weight @ h))
+        np.testing.assert_allclose(gates[b, t], g, rtol=1e-5)
+        np.testing.assert_allclose(ours[b, t], (1 - g) * m + g * h, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lanes, length, shards", [(1, 7, 1), (3, 5, 1), (4, 8, 2), (50, 3, 1)])

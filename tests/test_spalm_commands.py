@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import REPO, fails_with, run
+from conftest import REPO, eval_lm_here, fails_with, run
 from reference import has_tie, knn_probability, load, mixture
 
+from fairseq_knnlm.cli import main
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.spalm.neighbors import NeighborTable
@@ -40,15 +41,20 @@ def train_here(corpus, folder, *flags):
     return folder / "checkpoint_last.pt"
 
 
-def make_table(datastore, queries, folder, *flags):
-    return run("knnlm", "neighbors", "--datastore", datastore, "--queries", queries, "-o", folder, *flags)
+def knnlm(*arguments) -> int:
+    """The command in this process; its exit code."""
+    return main(list(map(str, arguments)))
+
+
+def make_table(datastore, queries, folder, *flags) -> int:
+    return knnlm("neighbors", "--datastore", datastore, "--queries", queries, "-o", folder, *flags)
 
 
 @pytest.fixture(scope="module")
 def neighbors(dump, tmp_path_factory):
     folder = tmp_path_factory.mktemp("neighbors")
     for split in ("train", "valid"):
-        make_table(dump("train"), dump(split), folder / split, "--k", "4")
+        assert make_table(dump("train"), dump(split), folder / split, "--k", "4") == 0
     return folder
 
 
@@ -61,6 +67,11 @@ def spalm(corpus, neighbors, tmp_path_factory):
 @pytest.fixture(scope="module")
 def xl(corpus, tmp_path_factory):
     return train_here(corpus, tmp_path_factory.mktemp("xl"), *XL, "--max-epoch", "2")
+
+
+@pytest.fixture(scope="module")
+def xl_store(corpus, dump, xl):
+    return {split: dump(split, *SCORING, "--knn-key-dtype", "float32", model=xl) for split in ("train", "valid")}
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +118,19 @@ def test_table_against_brute_force(dump, neighbors, tokens):
 
 
 def test_no_token_finds_itself_in_a_subsample(dump, tmp_path):
-    run("knnlm", "subsample", dump("train"), "--fraction", "0.5", "-o", tmp_path / "half")
-    make_table(tmp_path / "half", dump("train"), tmp_path / "table", "--window", "10")
+    assert knnlm("subsample", dump("train"), "--fraction", "0.5", "-o", tmp_path / "half") == 0
+    assert make_table(tmp_path / "half", dump("train"), tmp_path / "table", "--window", "10") == 0
     table, places = NeighborTable(tmp_path / "table"), np.load(tmp_path / "half/positions.npy")
     distance = np.abs(places[table.ids(0, len(table))] - np.arange(len(table))[:, None])
     assert distance.min() == 11
 
 
-def test_parts_and_resuming(dump, neighbors, tmp_path):
+def test_parts_and_resuming(dump, neighbors, capsys, tmp_path):
     """Parts give the same table; what was interrupted is continued, and nothing is made twice."""
-    outputs = [
-        make_table(dump("train"), dump("valid"), tmp_path / "table", "--num-shards", "2", "--shard-id", part).stdout
-        for part in ("1", "0")
-    ]
+    outputs = []
+    for part in (1, 0):
+        make_table(dump("train"), dump("valid"), tmp_path / "table", "--num-shards", 2, "--shard-id", part)
+        outputs.append(capsys.readouterr().out)
     whole, parts = NeighborTable(neighbors / "valid"), NeighborTable(tmp_path / "table")
     np.testing.assert_array_equal(parts.ids(0, len(parts)), whole.ids(0, len(whole)))
     assert "the first neighbour" not in outputs[0] and "the first neighbour" in outputs[1]
@@ -128,24 +139,24 @@ def test_parts_and_resuming(dump, neighbors, tmp_path):
     with pytest.raises(KnnlmError, match=r"incomplete \(1 of"):
         NeighborTable(tmp_path / "table")
     before = {file: file.stat().st_mtime_ns for file in files if file.exists()}
-    output = make_table(dump("train"), dump("valid"), tmp_path / "table").stdout
+    make_table(dump("train"), dump("valid"), tmp_path / "table")
+    output = capsys.readouterr().out
     assert f"{len(np.load(files[3])):,} tokens in" in output and "processor seconds for a million" in output
     assert before == {file: file.stat().st_mtime_ns for file in before}
     np.testing.assert_array_equal(NeighborTable(tmp_path / "table").ids(0, len(whole)), whole.ids(0, len(whole)))
 
 
-def test_bad_tables(corpus, dump, neighbors, plain_model, tmp_path):
-    def sentence(*command) -> str:
-        return fails_with(run("knnlm", "neighbors", *command, "-o", tmp_path / "table", check=False))
+def test_bad_tables(corpus, dump, neighbors, xl_store, capsys, tmp_path):
+    def sentence(queries, *flags, folder=tmp_path / "table") -> str:
+        assert make_table(dump("train"), queries, folder, *flags) == 1
+        return capsys.readouterr().err
 
-    store = ["--datastore", dump("train"), "--queries"]
-    other = dump("valid", model=plain_model)
-    assert "another checkpoint" in sentence(*store, other)
-    assert "--k must be" in sentence(*store, dump("valid"), "--k", "0")
-    assert "leave it out" in sentence(*store, dump("valid"), "--window", "3")
+    assert "another checkpoint" in sentence(xl_store["valid"])
+    assert "--k must be" in sentence(dump("valid"), "--k", "0")
+    assert "--nprobe must be" in sentence(dump("valid"), "--nprobe", "0")
+    assert "leave it out" in sentence(dump("valid"), "--window", "3")
     assert not (tmp_path / "table").exists()
-    again = run("knnlm", "neighbors", *store, dump("valid"), "--k", "3", "-o", neighbors / "valid", check=False)
-    assert "holds other neighbours" in fails_with(again)
+    assert "holds other neighbours" in sentence(dump("valid"), "--k", "3", folder=neighbors / "valid")
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -242,15 +253,8 @@ def test_another_model_under_the_task(evaluate, corpus, adaptive_model):
 # --- with a datastore -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def xl_store(corpus, dump, xl):
-    return {split: dump(split, *SCORING, "--knn-key-dtype", "float32", model=xl) for split in ("train", "valid")}
-
-
 def test_keys_are_in_corpus_order(corpus, xl, xl_store, dump, tokens, tmp_path):
     """A dump in parts is the dump in one go: each part first reads what its states depend on."""
-    from conftest import eval_lm_here
-
     whole = Datastore(xl_store["train"])
     np.testing.assert_array_equal(whole.values, Datastore(dump("train")).values)  # as the Transformer's dump has them
     assert len(whole) == tokens["train"]
@@ -277,7 +281,7 @@ def test_mixture_equals_brute_force(evaluate, corpus, dump, neighbors, model, re
     np.testing.assert_allclose(ours.scores[clear], expected[clear], atol=1e-4)
 
 
-def test_shards_equal_one_run(evaluate, corpus, xl, xl_store, tmp_path):
+def test_shards_equal_one_run(evaluate, corpus, xl, xl_store, capsys, tmp_path):
     knn = ["--knn-datastore", xl_store["train"], "--knn-k", "16", "--knn-cache-size", "50", "--knn-cache-lambda", "0.1"]
     whole = evaluate(corpus, xl, *SCORING, *knn).scores
     parts = [
@@ -285,8 +289,9 @@ def test_shards_equal_one_run(evaluate, corpus, xl, xl_store, tmp_path):
         for part in "012"
     ]
     np.testing.assert_allclose(np.concatenate([part.scores for part in parts]), whole, atol=1e-4)
-    output = json.loads(run("knnlm", "tune", *(tmp_path / part for part in "012"), "--json").stdout)
-    scored = output["results"]["valid, as scored"]
+    capsys.readouterr()
+    assert knnlm("tune", *(tmp_path / part for part in "012"), "--json") == 0
+    scored = json.loads(capsys.readouterr().out)["results"]["valid, as scored"]
     assert scored["tokens"] == len(whole) and scored["mixture"] == pytest.approx(np.exp(-whole.mean()), rel=1e-3)
 
 
@@ -302,21 +307,19 @@ def test_a_datastore_of_another_memory(evaluate, corpus, xl, xl_store):
 
 
 def test_gates_and_k(evaluate, corpus, spalm, neighbors, tmp_path):
-    from fairseq_knnlm.cli import main
-
     common = ["--path", spalm, "--data", corpus, "--neighbors", neighbors, "--tokens-per-sample", "32"]
-    common = list(map(str, [*common, "--tokens", "500", "-o", tmp_path]))
-    assert main(["spalm", "gates", *common, "--from", "70", "--show", "20"]) == 0
+    common += ["--tokens", 500, "-o", tmp_path]
+    assert knnlm("spalm", "gates", *common, "--from", 70, "--show", 20) == 0
     gates = json.loads((tmp_path / "gates.json").read_text())
     assert gates["tokens"] == 500 and sum(gates["counts"]) == 500 * 64 and len(gates["sequence"]) == 20
     assert 0 < gates["mean"] < 1
     for name in ("gates-histogram.svg", "gates-map.svg"):
         assert "<svg" in (tmp_path / name).read_text()
-    assert main(["spalm", "k", *common, "--values", "1,4"]) == 0
+    assert knnlm("spalm", "k", *common, "--values", "1,4") == 0
     rows = {row["k"]: row["perplexity"] for row in json.loads((tmp_path / "k.json").read_text())["rows"]}
     scores = evaluate(corpus, spalm, *SCORING, "--neighbors", neighbors).scores[:500]
     assert rows[4] == pytest.approx(np.exp(-scores.mean()), rel=1e-4) and rows[1] != rows[4]
-    assert main(["spalm", "k", *common, "--values", "8"]) == 1  # the table has 4
+    assert knnlm("spalm", "k", *common, "--values", 8) == 1  # the table has 4
 
 
 def test_a_range_is_read_with_its_memory(corpus, spalm, neighbors):
@@ -329,33 +332,29 @@ def test_a_range_is_read_with_its_memory(corpus, spalm, neighbors):
 
 
 def test_neighbours_of_a_text(corpus, dump, neighbors, capsys, tmp_path):
-    from fairseq_knnlm.cli import main
-
-    flags = list(map(str, ["spalm", "neighbors", neighbors / "valid", "--data", corpus, "-o", tmp_path]))
-    assert main([*flags, "--tokens", "5", "--from", "3"]) == 0
+    flags = ["spalm", "neighbors", neighbors / "valid", "--data", corpus, "-o", tmp_path]
+    assert knnlm(*flags, "--tokens", 5, "--from", 3) == 0
     shown = capsys.readouterr().out
     text = " </s> ".join((corpus.parent / "valid.txt").read_text().splitlines()).split()
     assert re.findall(r"^ *(\d+)  (\S+)", shown, re.MULTILINE) == [(str(i), text[i]) for i in range(3, 8)]
     rows = json.loads((tmp_path / "neighbors.json").read_text())["rows"]
     assert len(rows) == 5 and all(len(row["neighbors"]) == 4 for row in rows)
-    assert main([*flags, "--tokens", "1", "--datastore", str(dump("train"))]) == 0
+    assert knnlm(*flags, "--tokens", 1, "--datastore", dump("train")) == 0
     values = Datastore(dump("train")).values
     near = json.loads((tmp_path / "neighbors.json").read_text())["rows"][0]["neighbors"][0]
     assert len(near["context"].split()) == min(8, near["entry"])
     assert values[near["entry"]] == NeighborTable(neighbors / "valid").tokens(0, 1)[0, 0]
-    assert main([*flags, "--datastore", str(dump("valid"))]) == 1
+    assert knnlm(*flags, "--datastore", dump("valid")) == 1
     assert "another datastore" in capsys.readouterr().err
 
 
 def test_gains(evaluate, corpus, xl, spalm, neighbors, capsys, tmp_path):
-    from fairseq_knnlm.cli import main
-
     scores = [
         evaluate(corpus, spalm, *SCORING, "--neighbors", neighbors, "--knn-save", tmp_path / "spalm").scores,
         evaluate(corpus, xl, *SCORING, "--knn-save", tmp_path / "xl").scores,
     ]
     flags = ["--data", corpus, "--margin", "0.02", "-o", tmp_path]
-    assert main(list(map(str, ["spalm", "gains", tmp_path / "spalm", tmp_path / "xl", *flags]))) == 0
+    assert knnlm("spalm", "gains", tmp_path / "spalm", tmp_path / "xl", *flags) == 0
     gains = json.loads((tmp_path / "gains.json").read_text())
     difference = np.exp(scores[0]) - np.exp(scores[1])
     assert gains["better"]["count"] == pytest.approx((difference > 0.02).sum(), abs=1) and gains["better"]["count"]
