@@ -17,4 +17,5 @@ for split in train valid; do
     fi
     step "neighbors-$split${PART:-}" knnlm neighbors --datastore "$WORK/keys-train" --queries "$WORK/keys-$split" \
         --k "$k" --num-shards "${PARTS:-1}" --shard-id "${PART:-0}" -o "$WORK/neighbors/$split"
+    tail -n 2 "$logs/neighbors-$split${PART:-}.log"
 done
