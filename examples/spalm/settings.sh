@@ -20,7 +20,7 @@ if [ -n "$SMALL" ]; then
     : "${SEGMENT:=32}" "${MEMORY:=32}" "${TEST_MEMORY:=64}" "${WARM_UP:=6}" "${LR:=0.01}" "${MOST_K:=4}"
     : "${K_VALUES:=1,2,4}" "${LOOK_AT:=500}" "${ROUNDS:=2}"
 fi
-: "${LAYERS:=2}" "${DIM:=128}" "${FFN:=512}" "${HEADS:=4}" "${CUTOFFS=4000,16000}" "${UPDATES:=500}" "${LANES:=16}"
+: "${LAYERS:=2}" "${DIM:=128}" "${FFN:=512}" "${HEADS:=4}" "${CUTOFFS=2000,10000}" "${UPDATES:=600}" "${LANES:=8}"
 : "${SEGMENT:=128}" "${MEMORY:=128}" "${TEST_MEMORY:=256}" "${K:=4}" "${WARM_UP:=50}" "${LR:=0.003}"
 : "${MOST_K:=16}" "${K_VALUES:=1,2,4,8,16}" "${LOOK_AT:=50000}" "${ROUNDS:=20}"
 logs=$WORK/logs

@@ -99,14 +99,12 @@ def _gates(args) -> int:
     gates = read_gates(reader, *_range(args, len(reader)), args.show)
     words = [reader.task.dictionary[token] for token in gates.tokens]
     edges, total = gates.edges, gates.counts.sum()
-    shares = {
-        f"{low:g} to {high:g}": gates.counts[(edges[:-1] >= low - 1e-9) & (edges[1:] <= high + 1e-9)].sum() / total
-        for low, high in ((0, 0.2), (0.2, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1))
-    }
-    print(table(["gate", "share of values"], [[name, f"{share:.3f}"] for name, share in shares.items()]))
+    fifths = gates.counts.reshape(5, -1).sum(axis=1) / total
+    rows = [[f"{n / 5:g} to {(n + 1) / 5:g}", f"{share:.3f}"] for n, share in enumerate(fifths)]
+    print(table(["gate", "share of values"], rows))
     print(f"\nmean {gates.means.mean():.3f} over {len(words):,} tokens (1: the network's own state, 0: the neighbours)")
-    lowest = np.argsort(gates.means)[: args.show]
-    print("most from the neighbours: " + "  ".join(f"{words[i]} {gates.means[i]:.2f}" for i in lowest[:10]))
+    lowest = np.argsort(gates.means)[:10]
+    print("most from the neighbours: " + "  ".join(f"{words[i]} {gates.means[i]:.2f}" for i in lowest))
     shown = gates.values.shape[1]
     content = {
         "tokens": len(words), "mean": float(gates.means.mean()), "counts": gates.counts.tolist(),
@@ -156,7 +154,7 @@ def _show_neighbors(args) -> int:
     def word(token: int) -> str:
         return dictionary[token] if token >= 0 else "-"
 
-    rows, lines = [], []
+    rows = []
     tokens, ids, distances = found.tokens(start, stop).numpy(), found.ids(start, stop), found.distances(start, stop)
     for number, own in enumerate(found.own_tokens(start, stop).tolist()):
         retrieved = [
@@ -164,19 +162,17 @@ def _show_neighbors(args) -> int:
             for token, entry, distance in zip(tokens[number], ids[number], distances[number])
             if entry >= 0
         ]
-        cells = [f"{n['token']}{'*' if n['token'] == word(own) else ''}" for n in retrieved]
-        lines.append([str(start + number), word(own), *cells, *["-"] * (found.k - len(cells))])
         rows.append({"position": start + number, "token": word(own), "neighbors": retrieved})
-        if contexts is not None:
-            for n in retrieved:
-                n["context"] = " ".join(map(word, contexts.before(n["entry"], 8)))
-                lines.append(["", "", f"... {n['context']} [{n['token']}]", *[""] * (found.k - 1)])
+        for near in retrieved if contexts is not None else ():
+            near["context"] = " ".join(map(word, contexts.before(near["entry"], 8)))
     if contexts is None:
         header = ["position", "token", *(f"neighbour {k}" for k in range(1, found.k + 1))]
-        print(table(header, lines, left=tuple(header[1:])))
+        print(table(header, [_neighbor_cells(row, found.k) for row in rows], left=tuple(header[1:])))
     else:
-        for line in lines:
-            print("  ".join(cell for cell in line if cell) if line[0] else f"      {line[2]}")
+        for row in rows:
+            print("  ".join(_neighbor_cells(row, found.k)))
+            for near in row["neighbors"]:
+                print(f"      ... {near['context']} [{near['token']}]")
     shares = found.shares_of_target()
     print(f"\n(*: the token itself) {describe_shares(shares)}")
     if folder := _write(args, "neighbors", {"shares": shares.tolist(), "rows": rows}):
@@ -184,6 +180,12 @@ def _show_neighbors(args) -> int:
         curves = {"the token is among them": shares.tolist()}
         plot(folder / "neighbors.svg", numbers, curves, "neighbours", "share of positions", log_x=False)
     return 0
+
+
+def _neighbor_cells(row: dict, k: int) -> list[str]:
+    """Position, token and its neighbours, those that are right with a star."""
+    cells = [near["token"] + ("*" if near["token"] == row["token"] else "") for near in row["neighbors"]]
+    return [str(row["position"]), row["token"], *cells, *["-"] * (k - len(cells))]
 
 
 def _gains(args) -> int:
