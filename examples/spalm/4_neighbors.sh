@@ -11,11 +11,12 @@ for split in train valid; do
 done
 step index knnlm build "$WORK/keys-train"
 for split in train valid; do
-    k=$K
-    if [ "$split" = valid ]; then
-        k=$MOST_K # the analysis reads more of them than the network was trained with
+    # The analysis reads more of valid's than the network was trained with.
+    flags=(--k "$MOST_K")
+    if [ "$split" = train ]; then
+        flags=(--k "$K" --window "$WINDOW")
     fi
     step "neighbors-$split${PART:-}" knnlm neighbors --datastore "$WORK/keys-train" --queries "$WORK/keys-$split" \
-        --k "$k" --num-shards "${PARTS:-1}" --shard-id "${PART:-0}" -o "$WORK/neighbors/$split"
+        "${flags[@]}" --num-shards "${PARTS:-1}" --shard-id "${PART:-0}" -o "$WORK/neighbors/$split"
     tail -n 2 "$logs/neighbors-$split${PART:-}.log"
 done
