@@ -19,7 +19,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS = DOCS / "results.json"
-PAGES = ("memories", "keys", "scores", "curves", "where")
+PAGES = ("memories", "keys", "scores", "curves", "where", "spalm")
 
 
 class Runner:
