@@ -131,12 +131,12 @@ def _save(pyplot, figure, path: Path) -> None:
 
 
 def _pyplot():
+    for chatty in ("matplotlib", "PIL"):  # fairseq may have set the root logger to everything
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         import matplotlib
     except ImportError as error:
         raise KnnlmError("plots need matplotlib; run pip install 'fairseq-knnlm[plots]'") from error
-    for chatty in ("matplotlib", "PIL"):  # fairseq may have set the root logger to everything
-        logging.getLogger(chatty).setLevel(logging.WARNING)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
