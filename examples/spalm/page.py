@@ -39,6 +39,9 @@ class Steps:
             sys.exit(f"error: the log of {step} in {self.work} has no {pattern}; delete its .done and run it again")
         return found[-1]
 
+    def done(self, step: str) -> bool:
+        return (self.work / "logs" / f"{step}.done").exists()
+
     def tuned(self, model: str) -> dict:
         return json.loads(self.find(f"tune-{model}", r'\{"flags".*\}'))
 
@@ -58,7 +61,7 @@ def collect(steps: Steps) -> dict:
     for model in ("transformer", "xl", "spalm"):
         perplexity = float(steps.find(f"score-{model}", r"Perplexity: ([\d.]+)"))
         rows.append({"model": model, "perplexity": perplexity, **steps.trained(model)})
-        if model != "transformer":
+        if steps.done(f"tune-{model}"):
             tuned = steps.tuned(model)
             report = tuned["results"]["valid, report"]
             rows.append({"model": f"{model} + kNN", "flags": tuned["flags"], "perplexity": report["mixture"], **report})
