@@ -4,8 +4,9 @@
 
 runs the commands that a user would type: dump the training split, build the ``auto`` and the ``paper`` index, score the
 validation split and keep the run, tune it. What is done already (the datastore, the indexes, the saves, and any command
-with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes the
-Markdown from the JSON files alone, and adds the pages that examples/papers/*.py wrote to docs/results/.
+with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes
+docs/results.md and every page and plot in docs/results/ from the JSON files alone. examples/papers/run.sh writes all
+of the JSON files.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS = DOCS / "results.json"
-PAGES = ("memories", "keys", "scores", "curves", "where")
+PAGES = ("memories", "scaling", "domains", "keys", "scores", "curves", "where")
 
 
 class Runner:
@@ -72,7 +73,7 @@ def parse(output: str) -> dict:
         "tokens_per_second": r"\(([\d.]+) tokens/s\)",
         "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
         "loss": r"Loss \(base 2\): ([\d.]+)",
-        "base_perplexity": r"base LM loss .* perplexity ([\d.]+);",
+        "base_perplexity": r"base LM loss .*?, perplexity ([\d.]+)",
         "oracle": r"oracle perplexity ([\d.]+)",
         "hit_rate": r"hit rate ([\d.]+)",
         "effective_neighbors": r"([\d.]+) effective neighbours",
@@ -160,7 +161,10 @@ def report() -> str:
     lines += ["", f"Building the indexes: {'; '.join(builds)}."]
     for page in PAGES:
         path = DOCS / "results" / f"{page}.md"
-        if path.exists():  # its plots lie beside it
+        if path.with_suffix(".json").exists():
+            script = DOCS.parent / "examples/papers" / f"{page}.py"
+            subprocess.run([sys.executable, script, "--report", "--out", path.parent], check=True, capture_output=True)
+            # its plots lie beside it
             lines += ["", re.sub(r"\]\((\S+\.svg)\)", r"](results/\1)", path.read_text().strip())]
     return "\n".join(lines) + "\n"
 

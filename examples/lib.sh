@@ -20,6 +20,7 @@ any_break=(--sample-break-mode none) # blocks may end inside a line
 # fairseq-eval-lm should score it with. fairseq 0.12 takes --context-window from --tokens-per-sample, and --max-tokens
 # counts blocks without their context.
 #   toy     minutes, for trying a recipe out
+#   tiny    2M parameters, a quarter of an hour on one CPU core; the LMs of docs/results.md that are trained there
 #   small   7M parameters, hours on a CPU
 #   paper   247M parameters: Baevski and Auli (2019), for 8 GPUs of 32 GB; on fewer, raise --update-freq accordingly
 training_flags() {
@@ -40,6 +41,17 @@ training_flags() {
                 --max-tokens 1536
             )
             context=("${any_break[@]}" --tokens-per-sample 96 --context-window 48 --max-tokens 768)
+            ;;
+        tiny)
+            training+=(
+                "${small[@]}" --decoder-layers 4 --decoder-attention-heads 4 --decoder-ffn-embed-dim 512
+                --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
+                --adaptive-input-cutoff 4000,16000 --adaptive-softmax-cutoff 4000,16000
+                --adaptive-input-factor 4 --adaptive-softmax-factor 4
+                --max-update "${UPDATES:-1800}" --total-num-update "${UPDATES:-1800}" --warmup-updates 150 --lr 0.003
+                --tokens-per-sample 128 --max-tokens 2048
+            )
+            context=("${any_break[@]}" --tokens-per-sample 128 --context-window 64 --max-tokens 4096)
             ;;
         small)
             training+=(
@@ -65,7 +77,7 @@ training_flags() {
             fi
             ;;
         *)
-            echo "error: there is no size $1; choose toy, small or paper" >&2
+            echo "error: there is no size $1; choose toy, tiny, small or paper" >&2
             exit 1
             ;;
     esac
