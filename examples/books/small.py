@@ -14,7 +14,7 @@ from pathlib import Path
 from sacremoses import MosesTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "demo"))
-from corpus import docstrings, name_hash, paragraphs, topics  # noqa: E402  the demo's sources
+from corpus import docstrings, name_hash, paragraphs, topics  # the demo's sources
 
 BOOKS = 8
 MAX_PARAGRAPHS = 6_000  # of the other domain; enough for a toy LM
