@@ -20,7 +20,7 @@ any_break=(--sample-break-mode none) # blocks may end inside a line
 # fairseq-eval-lm should score it with. fairseq 0.12 takes --context-window from --tokens-per-sample, and --max-tokens
 # counts blocks without their context.
 #   toy     minutes, for trying a recipe out
-#   tiny    2M parameters, a quarter of an hour on one CPU core; the LMs of docs/results.md that are trained there
+#   tiny    1.6M parameters, minutes on one CPU core; the LMs that are trained for docs/results.md
 #   small   7M parameters, hours on a CPU
 #   paper   247M parameters: Baevski and Auli (2019), for 8 GPUs of 32 GB; on fewer, raise --update-freq accordingly
 training_flags() {
@@ -44,11 +44,11 @@ training_flags() {
             ;;
         tiny)
             training+=(
-                "${small[@]}" --decoder-layers 4 --decoder-attention-heads 4 --decoder-ffn-embed-dim 512
+                "${small[@]}" --decoder-layers 2 --decoder-attention-heads 4 --decoder-ffn-embed-dim 512
                 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
-                --adaptive-input-cutoff 4000,16000 --adaptive-softmax-cutoff 4000,16000
+                --adaptive-input-cutoff 2000,10000 --adaptive-softmax-cutoff 2000,10000
                 --adaptive-input-factor 4 --adaptive-softmax-factor 4
-                --max-update "${UPDATES:-1800}" --total-num-update "${UPDATES:-1800}" --warmup-updates 150 --lr 0.003
+                --max-update "${UPDATES:-800}" --total-num-update "${UPDATES:-800}" --warmup-updates 100 --lr 0.003
                 --tokens-per-sample 128 --max-tokens 2048
             )
             tokens_per_sample=128 context_window=64 scored_at_once=4096

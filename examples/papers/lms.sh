@@ -7,7 +7,7 @@
 #   WORK     where everything goes
 #   LITTLE   how many lines of TEXT/train.txt the first LM is trained on (default: a quarter)
 #   DICT     the dictionary (default: one made of TEXT/train.txt)
-#   SIZE     of the LMs (default: tiny, a quarter of an hour each on one core); see examples/lib.sh
+#   SIZE     of the LMs (default: tiny, minutes each on one core); see examples/lib.sh
 #   UPDATES  how long to train; batches are of 2,048 tokens
 #
 # disk 0.2 GB besides three times the text; memory 2 GB. What is done is skipped.
