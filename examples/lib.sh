@@ -89,9 +89,9 @@ training_flags() {
 
 # expect DISK MEMORY TIME: what a script takes at full size, said before it starts
 expect() {
-    printf 'disk:   %s\nmemory: %s\ntime:   %s\n' "$@"
+    printf 'At full size: disk %s; memory %s; time %s.\n' "$@"
     if [ -n "${SMALL:-}" ]; then
-        echo "(SMALL: far less, 0.5 GB of disk, 2 GB of memory and minutes for the whole recipe)"
+        echo "At this small size: less than 0.5 GB of disk, 2 GB of memory and some minutes for the whole recipe."
     fi
 }
 
@@ -118,6 +118,7 @@ show() {
 
 # fairseq logs as "time | INFO | name | message" or as "INFO:name:message", depending on the command.
 lines_that_matter='
+    s/^.*\r//
     s/^[-0-9:, ]+\| INFO \| [A-Za-z0-9_.]+ \| //
     s/^INFO:[A-Za-z0-9_.]+://
     /^(train|valid|test): /p

@@ -7,7 +7,7 @@ if [ -z "$made" ]; then
     echo "[small] not needed"
     exit
 fi
-expect 'none' 'none' 'none'
+expect 'nothing, this is for SMALL' 'nothing' 'nothing'
 step small-text python examples/books/small.py "$made"
 step small-binarise fairseq-preprocess --only-source --workers "$(nproc)" --destdir "$made/bin" --thresholdsrc 3 \
     --trainpref "$made/other/train.txt" --validpref "$made/other/valid.txt"

@@ -7,7 +7,7 @@ if [ -z "$WIKI_CHECKPOINT" ]; then
     echo "[adapt] skipped: no WIKI_CHECKPOINT"
     exit
 fi
-expect 'as 4_in_domain.sh' 'as 4_in_domain.sh' 'as 4_in_domain.sh'
+expect 'as 4_in_domain.sh, once more' 'as 4_in_domain.sh' 'as 4_in_domain.sh'
 memorise_and_score wiki "$WORK/bin-wiki" "$WIKI_CHECKPOINT"
 echo
 beside 'LM of another domain, test' "$(perplexity wiki-base-test)" 34.84

@@ -35,7 +35,7 @@ page() {
     shift 3
     python "examples/papers/$name.py" "$data" "$checkpoint" "$WORK" --out docs/results "$@"
 }
-tiny=(--tokens-per-sample 128 --context-window 32 --parts 4)
+tiny=(--tokens-per-sample 128 --context-window 32 --parts 8)
 page memories "$WORK/all" "$CHECKPOINT"
 page scaling "$WORK/all" "$WORK/all/lm/checkpoint_best.pt" --little "$WORK/little/lm/checkpoint_best.pt" "${tiny[@]}"
 page domains "$WORK/other" "$WORK/other/lm/checkpoint_best.pt" --foreign "$WORK/all/lm/checkpoint_best.pt" "${tiny[@]}"
