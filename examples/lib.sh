@@ -48,8 +48,8 @@ training_flags() {
                 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
                 --adaptive-input-cutoff 2000,10000 --adaptive-softmax-cutoff 2000,10000
                 --adaptive-input-factor 4 --adaptive-softmax-factor 4
-                --max-update "${UPDATES:-800}" --total-num-update "${UPDATES:-800}" --warmup-updates 100 --lr 0.003
-                --tokens-per-sample 128 --max-tokens 2048
+                --max-update "${UPDATES:-400}" --total-num-update "${UPDATES:-400}" --warmup-updates 50 --lr 0.003
+                --tokens-per-sample 128 --max-tokens 2048 --validate-interval 1000 --save-interval 1000
             )
             tokens_per_sample=128 context_window=64 scored_at_once=4096
             ;;
