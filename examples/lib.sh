@@ -20,7 +20,7 @@ any_break=(--sample-break-mode none) # blocks may end inside a line
 # fairseq-eval-lm should score it with. fairseq 0.12 takes --context-window from --tokens-per-sample, and --max-tokens
 # counts blocks without their context.
 #   toy     minutes, for trying a recipe out
-#   tiny    1.6M parameters, minutes on one CPU core; the LMs that are trained for docs/results.md
+#   tiny    1.2M parameters, minutes on one CPU core; the LMs that are trained for docs/results.md
 #   small   7M parameters, hours on a CPU
 #   paper   247M parameters: Baevski and Auli (2019), for 8 GPUs of 32 GB; on fewer, raise --update-freq accordingly
 training_flags() {
