@@ -157,7 +157,7 @@ def test_flags_of_full_size():
             printed = run("bash", "-c", f'{script}; printf "%s\\n" "${{{name}[@]}}"').stdout
             flags[name] = printed.splitlines()
         train = options.parse_args_and_arch(options.get_training_parser(), ["data", *task, *flags["training"]])
-        score = options.parse_args_and_arch(options.get_eval_lm_parser(), ["data", "--path", "x", *task, *flags["context"]])
+        score = options.parse_args_and_arch(options.get_eval_lm_parser(), ["data", *task, *flags["context"]])
         assert score.tokens_per_sample == train.tokens_per_sample == 2 * score.context_window
 
 
