@@ -4,8 +4,9 @@
 #   TEXT        a folder with tokenised train.txt and valid.txt
 #   OTHER       another, of another domain
 #   WORK        where the LMs, datastores and saves go
-#   CHECKPOINT  an LM of TEXT for all but the pages scaling and domains, with DICT, its dict.txt (default: the one that
-#               lms.sh trains on all of TEXT)
+#   CHECKPOINT  an LM of TEXT that reads 256 tokens or more, for all but the pages scaling and domains
+#   DICT        its dict.txt
+#   ABOUT       a sentence about text, LM and machine, for the top of docs/results.md
 #   LITTLE, UPDATES   see lms.sh
 #
 # What is there in WORK is not done again. The numbers of docs/results.json are kept too: delete it to measure them anew.
@@ -13,7 +14,8 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 : "${TEXT:?give it a folder with train.txt and valid.txt}" "${OTHER:?give it a folder of another domain}"
-: "${WORK:?give it a folder for LMs, datastores and saves}" "${CHECKPOINT:=$WORK/all/lm/checkpoint_best.pt}"
+: "${WORK:?give it a folder for LMs, datastores and saves}" "${CHECKPOINT:?give it an LM of TEXT}"
+: "${DICT:?give it the dict.txt of CHECKPOINT}" "${ABOUT:=}"
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh
 source examples/lib.sh
@@ -26,8 +28,7 @@ expect "about $(((33 * here + 21 * there) / 10000000 + 1)) GB for the $here and 
     "many hours on 2 cores for 10M tokens (three trainings, ten passes over train; never timed as a whole)"
 
 examples/papers/lms.sh
-python -m benchmarks.results --data "$WORK/all" --path "$CHECKPOINT" --work "$WORK" \
-    --about "${ABOUT:-The LM $CHECKPOINT and the text $TEXT.}"
+python -m benchmarks.results --data "$WORK/all" --path "$CHECKPOINT" --work "$WORK" --about "$ABOUT"
 
 # page NAME DATA CHECKPOINT OPTIONS...
 page() {
