@@ -7,19 +7,23 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench browser-test screenshots clean
+.PHONY: help install demo test lint bench results browser-test screenshots clean
 
 help:
 	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
 	@echo "make test    linter and tests"
 	@echo "make lint    linter only"
 	@echo "make bench   speed beside the published method and stock fairseq (BENCH='--data ... --path ... --work ...')"
+	@echo "make install  only installs"
+	@echo "make results  docs/results.md, its pages and plots from the saved JSON"
 	@echo "make browser-test   the inspector's page in a real browser (Debian: chromium, chromium-driver)"
 	@echo "make screenshots    docs/inspector-*.png from the demo's model"
 	@echo "make clean   remove demo/ and caches; keeps $(VENV)"
 	@echo
-	@echo "The first four install everything into $(VENV) if that is missing or older than setup.py or"
+	@echo "All but clean install everything into $(VENV) if that is missing or older than setup.py or"
 	@echo "constraints.txt. Another Python: make PYTHON=python3.12 ..."
+
+install: $(VENV)/ready
 
 demo: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/run.sh
@@ -32,6 +36,9 @@ lint: $(VENV)/ready
 
 bench: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m benchmarks $(BENCH)
+
+results: $(VENV)/ready
+	$(BIN)/python -m benchmarks.results --report
 
 $(VENV)/browser-ready: $(VENV)/ready
 	@test -x /usr/bin/chromedriver || { echo "install chromium and chromium-driver first (Debian's packages)"; exit 1; }

@@ -4,8 +4,9 @@
 
 runs the commands that a user would type: dump the training split, build the ``auto`` and the ``paper`` index, score the
 validation split and keep the run, tune it. What is done already (the datastore, the indexes, the saves, and any command
-with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes the
-Markdown from the JSON files alone, and adds the pages that examples/papers/*.py wrote to docs/results/.
+with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes
+docs/results.md and every page and plot in docs/results/ from the JSON files alone. examples/papers/run.sh writes all
+of the JSON files.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
-PAGES = ("memories", "keys", "scores", "curves", "where", "spalm")
+PAGES = ("memories", "scaling", "domains", "keys", "scores", "curves", "where", "spalm")
 
 
 class Runner:
@@ -72,7 +74,7 @@ def parse(output: str) -> dict:
         "tokens_per_second": r"\(([\d.]+) tokens/s\)",
         "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
         "loss": r"Loss \(base 2\): ([\d.]+)",
-        "base_perplexity": r"base LM loss .* perplexity ([\d.]+);",
+        "base_perplexity": r"base LM loss .*?, perplexity ([\d.]+)",
         "oracle": r"oracle perplexity ([\d.]+)",
         "hit_rate": r"hit rate ([\d.]+)",
         "effective_neighbors": r"([\d.]+) effective neighbours",
@@ -158,11 +160,23 @@ def report() -> str:
         for name, index in results["indexes"].items()
     ]
     lines += ["", f"Building the indexes: {'; '.join(builds)}."]
+    folder = DOCS / "results"
+    if (folder / "speed.json").exists():
+        _write(sys.executable, "-m", "benchmarks", "--report", folder / "speed.json")
+        lines += ["", "Speed beside the published method: [results/speed.md](results/speed.md)."]
     for page in PAGES:
-        path = DOCS / "results" / f"{page}.md"
-        if path.exists():  # its plots lie beside it
-            lines += ["", re.sub(r"\]\((\S+\.svg)\)", r"](results/\1)", path.read_text().strip())]
+        if (folder / f"{page}.json").exists():
+            if page == "spalm":
+                _write(sys.executable, EXAMPLES / "spalm/page.py", "--report", folder)
+            else:
+                _write(sys.executable, EXAMPLES / f"papers/{page}.py", "--report", "--out", folder)
+            text = (folder / f"{page}.md").read_text().strip()
+            lines += ["", re.sub(r"\]\((\S+\.svg)\)", r"](results/\1)", text)]  # its plots lie beside it
     return "\n".join(lines) + "\n"
+
+
+def _write(*command: object) -> None:
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
 
 
 def _flag(command: str, flag: str, default: str) -> str:

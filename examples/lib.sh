@@ -20,6 +20,7 @@ any_break=(--sample-break-mode none) # blocks may end inside a line
 # fairseq-eval-lm should score it with. fairseq 0.12 takes --context-window from --tokens-per-sample, and --max-tokens
 # counts blocks without their context.
 #   toy     minutes, for trying a recipe out
+#   tiny    1.2M parameters, minutes on one CPU core; the LMs that are trained for docs/results.md
 #   small   7M parameters, hours on a CPU
 #   paper   247M parameters: Baevski and Auli (2019), for 8 GPUs of 32 GB; on fewer, raise --update-freq accordingly
 training_flags() {
@@ -39,7 +40,18 @@ training_flags() {
                 --max-update 80 --total-num-update 80 --warmup-updates 8 --lr 0.005 --tokens-per-sample 96
                 --max-tokens 1536
             )
-            context=("${any_break[@]}" --tokens-per-sample 96 --context-window 48 --max-tokens 768)
+            tokens_per_sample=96 context_window=48 scored_at_once=768
+            ;;
+        tiny)
+            training+=(
+                "${small[@]}" --decoder-layers 2 --decoder-attention-heads 4 --decoder-ffn-embed-dim 512
+                --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
+                --adaptive-input-cutoff 2000,10000 --adaptive-softmax-cutoff 2000,10000
+                --adaptive-input-factor 4 --adaptive-softmax-factor 4
+                --max-update "${UPDATES:-400}" --total-num-update "${UPDATES:-400}" --warmup-updates 50 --lr 0.003
+                --tokens-per-sample 128 --max-tokens 2048 --validate-interval 1000 --save-interval 1000
+            )
+            tokens_per_sample=128 context_window=64 scored_at_once=4096
             ;;
         small)
             training+=(
@@ -50,7 +62,7 @@ training_flags() {
                 --max-update "${UPDATES:-3600}" --total-num-update "${UPDATES:-3600}" --warmup-updates 300 --lr 0.002
                 --tokens-per-sample 256 --max-tokens 2048
             )
-            context=("${any_break[@]}" --tokens-per-sample 256 --context-window 128 --max-tokens 4096)
+            tokens_per_sample=256 context_window=128 scored_at_once=4096
             ;;
         paper)
             training+=(
@@ -59,16 +71,33 @@ training_flags() {
                 --stop-min-lr 1e-09 --optimizer nag --min-lr 0.0001 --clip-norm 0.1 --max-tokens 3072
                 --update-freq 3 --tokens-per-sample 3072 --skip-invalid-size-inputs-valid-test
             )
-            context=("${any_break[@]}" --tokens-per-sample 3072 --context-window 1536 --max-tokens 3072)
+            tokens_per_sample=3072 context_window=1536 scored_at_once=3072
             if [ ${#device[@]} = 0 ]; then
                 device=(--fp16)
             fi
             ;;
         *)
-            echo "error: there is no size $1; choose toy, small or paper" >&2
+            echo "error: there is no size $1; choose toy, tiny, small or paper" >&2
             exit 1
             ;;
     esac
+    context=(
+        "${any_break[@]}" --tokens-per-sample "$tokens_per_sample" --context-window "$context_window"
+        --max-tokens "$scored_at_once"
+    )
+}
+
+# expect DISK MEMORY TIME: what a script takes at full size, said before it starts
+expect() {
+    printf 'At full size: disk %s; memory %s; time %s.\n' "$@"
+    if [ -n "${SMALL:-}" ]; then
+        echo "At this small size: less than 0.5 GB of disk, 2 GB of memory and some minutes for the whole recipe."
+    fi
+}
+
+# beside WHAT OURS PAPER: our number and the paper's in one line
+beside() {
+    printf '%-40s ours %12s   paper %12s\n' "$@"
 }
 
 # show COMMAND...: print a command in lines of moderate length, ready to be copied
@@ -89,6 +118,7 @@ show() {
 
 # fairseq logs as "time | INFO | name | message" or as "INFO:name:message", depending on the command.
 lines_that_matter='
+    s/^.*\r//
     s/^[-0-9:, ]+\| INFO \| [A-Za-z0-9_.]+ \| //
     s/^INFO:[A-Za-z0-9_.]+://
     /^(train|valid|test): /p
@@ -106,7 +136,7 @@ step() {
         printf '[%s] done before, see %s\n' "$name" "$log"
         return
     fi
-    printf '\n[%s]\n' "$name"
+    printf '\n[%s] all of its output: %s\n' "$name" "$log"
     show "$@"
     if ! "$@" 2>&1 | tee "$log" | sed -n -E "$lines_that_matter"; then
         printf '\n[%s] failed; the end of %s says why:\n\n' "$name" "$log" >&2
@@ -119,6 +149,11 @@ step() {
 # perplexity STEP: what fairseq-eval-lm reported at the end of its log
 perplexity() {
     sed -n -E 's/^.*Perplexity: ([0-9.]+).*$/\1/p' "$logs/$1.log" | tail -n 1
+}
+
+# parameters STEP: of the LM that a step with fairseq-train trained
+parameters() {
+    sed -n -E 's/^.*num\. shared model params: ([0-9,]+).*$/\1/p' "$logs/$1.log" | head -n 1
 }
 
 # speed STEP: its tokens per second
@@ -134,6 +169,11 @@ tuned() {
 # tuned_perplexity STEP: the perplexity that it promised, of the text it was tuned on
 tuned_perplexity() {
     sed -n -E 's/^.*gives a perplexity of ([0-9.]+)\. .*$/\1/p' "$logs/$1.log"
+}
+
+# entries DATASTORE: how many its manifest says
+entries() {
+    sed -n -E 's/^ *"entries": ([0-9]+),?$/\1/p' "$1/manifest.json" | head -n 1
 }
 
 # count_tokens FILE: words and ends of lines, as fairseq-preprocess counts them

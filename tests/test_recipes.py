@@ -1,7 +1,9 @@
 """The shell recipes, end to end on generated text."""
 
+import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -121,9 +123,51 @@ def test_scaling(tmp_path, corpus):
     for split in ("train", "valid"):
         (tmp_path / f"{split}.txt").write_text((corpus.parent / f"{split}.txt").read_text())
     output = recipe("scaling/run.sh", tmp_path / "work", TEXT=tmp_path)
-    rows = re.findall(r"^(LM .*?)\s{2,}([\d,]+|-)\s+([\d.]+)\s+([\d.]+|-)$", output, re.MULTILINE)
-    assert [row[3] for row in rows] == ["19.59", "15.17", "-", "13.73"]
-    entries = sum(len(line.split()) + 1 for line in (tmp_path / "train.txt").open())
-    assert rows[3][1] == f"{entries:,}"
-    assert float(rows[3][2]) < float(rows[0][2])  # the datastore helps the LM that has seen little
-    assert (tmp_path / "work/scaling.svg").exists()
+    content = json.loads((tmp_path / "work/results/scaling.json").read_text())
+    results, whole = content["results"], content["results"]["rows"][-1]
+    assert [row["fraction"] for row in results["rows"]] == [0.25, 1.0]
+    assert whole["entries"] == sum(len(line.split()) + 1 for line in (tmp_path / "train.txt").open())
+    assert whole["mixture"] < results["little"]  # the datastore helps the LM that has seen little
+    assert results["training"]["little"]["epoch"] > results["training"]["large"]["epoch"] >= 1
+    assert results["training"]["little"]["seed"] == 1
+    assert all(str(tmp_path) not in command for command in content["commands"])
+    assert "14.61" in output and f"{whole['mixture']:.2f}" in output
+    assert (tmp_path / "work/results/scaling.svg").exists()
+
+
+def test_small_books(tmp_path):
+    """What SMALL=1 makes where no books are given: books that share no paragraph, and text of another domain."""
+    run(sys.executable, REPO / "examples/books/small.py", tmp_path)
+    books = [set(path.read_text().split("\n\n")) for path in (tmp_path / "books").glob("*.txt")]
+    assert len(books) == 8 and min(map(len, books)) > 20
+    assert sum(map(len, books)) == len(set.union(*books))
+    assert len((tmp_path / "other/train.txt").read_text().splitlines()) > 1000
+
+
+def test_flags_of_full_size():
+    """fairseq knows the flags of every size, and takes the context from --tokens-per-sample."""
+    from fairseq import options
+
+    task = ["--task", "language_modeling"]
+
+    for size in ("toy", "tiny", "small", "paper"):
+        script = f"logs=/tmp/none; mkdir() {{ :; }}; source examples/lib.sh; training_flags {size}"
+        flags = {}
+        for name in ("training", "context"):
+            printed = run("bash", "-c", f'{script}; printf "%s\\n" "${{{name}[@]}}"').stdout
+            flags[name] = printed.splitlines()
+        train = options.parse_args_and_arch(options.get_training_parser(), ["data", *task, *flags["training"]])
+        score = options.parse_args_and_arch(options.get_eval_lm_parser(), ["data", *task, *flags["context"]])
+        assert score.tokens_per_sample == train.tokens_per_sample == 2 * score.context_window
+
+
+def test_pages_come_from_json(tmp_path):
+    """One command writes docs/results.md again from the JSON files, as it is."""
+    for folder in ("docs", "benchmarks", "examples", "fairseq_knnlm"):
+        shutil.copytree(REPO / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    pages = {path: path.read_text() for path in (tmp_path / "docs").rglob("*.md") if "notes" not in path.name}
+    for path in pages:
+        path.unlink()
+    run("env", "-C", tmp_path, f"PYTHONPATH={tmp_path}", sys.executable, "-m", "benchmarks.results", "--report")
+    for path, text in pages.items():
+        assert path.read_text() == text, path

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tokenise, hold whole books out; with BPE, learn and apply merges.    disk: twice the text; about a minute for 10 MB
+# Tokenise, hold whole books out; with BPE, learn and apply merges.
 # shellcheck source=examples/books/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+expect 'twice the text, three times with BPE' '1 GB' 'about a minute for 10 MB of text'
 
 : "${BOOKS:?give it a folder of plain-text books: BOOKS=folder $0}"
 step text python examples/books/tokenise.py "$BOOKS" "$text/words" --held-out "$HELD_OUT"
@@ -17,3 +18,4 @@ if [ -n "$BPE" ]; then
             --output "$text/bpe/$split.txt"
     done
 fi
+beside 'tokens of train with the ends of lines' "$(count_tokens "$text/$kind/train.txt")" 0.7B

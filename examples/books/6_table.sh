@@ -2,6 +2,7 @@
 # Our numbers beside the paper's.
 # shellcheck source=examples/books/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+expect 'none' 'none' 'a moment'
 
 # row LABEL VALID PAPER TEST PAPER
 row() {

@@ -8,13 +8,20 @@
 #   SIZE             of the LM to train: small (default) or paper; see examples/lib.sh
 #   WIKI_CHECKPOINT  an LM of another domain, to be adapted by a datastore of the books
 #   WIKI_DICT        its dict.txt
-#   SMALL            anything: a toy model and one held-out book, for a small folder, in minutes
+#   SMALL            anything: a toy model and one held-out book, for a small folder of books; without BOOKS, for books
+#                    and an LM of another domain that it makes of Python's own documentation; minutes, into books-small
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-: "${WORK:=books}" "${SIZE:=small}" "${BPE:=}" "${SMALL:=}" "${HELD_OUT:=2}" "${WIKI_CHECKPOINT:=}" "${WIKI_DICT:=}"
+: "${SMALL:=}" "${WORK:=books${SMALL:+-small}}" "${SIZE:=small}" "${BPE:=}" "${HELD_OUT:=2}"
+: "${BOOKS:=}" "${WIKI_CHECKPOINT:=}" "${WIKI_DICT:=}"
+made=
 if [ -n "$SMALL" ]; then
     SIZE=toy HELD_OUT=1
+    if [ -z "$BOOKS" ]; then
+        made=$WORK/python
+        BOOKS=$made/books WIKI_CHECKPOINT=$made/lm/checkpoint_best.pt WIKI_DICT=$made/bin/dict.txt
+    fi
 fi
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh
@@ -22,6 +29,11 @@ source examples/lib.sh
 training_flags "$SIZE"
 
 text=$WORK/text
+kind=words
+if [ -n "$BPE" ]; then
+    kind=bpe
+fi
+
 # eval_lm NAME SPLIT DATA CHECKPOINT FLAGS...: a step with fairseq-eval-lm under our task
 eval_lm() {
     local name=$1 split=$2 data=$3 checkpoint=$4

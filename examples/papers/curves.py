@@ -9,7 +9,7 @@ the second.
 
 from pathlib import Path
 
-from common import Recipe
+from common import Recipe, tuned_temperature
 
 from fairseq_knnlm.analysis.report import plot
 
@@ -21,11 +21,6 @@ def saves(recipe: Recipe, name: str, store: Path, data: str | None = None) -> tu
     flags = ["--knn-datastore", store, "--knn-index", "auto"]
     first, second = (recipe.save(recipe.work / f"{name}-{part}", *flags, part=part, data=data) for part in (0, 1))
     return first, second
-
-
-def tuned_temperature(result: dict) -> list[str]:
-    words = result["flags"].split()
-    return ["--temperature", words[words.index("--knn-temperature") + 1]]
 
 
 def measure(recipe: Recipe) -> dict:

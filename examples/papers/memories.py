@@ -5,8 +5,6 @@
 (kNN-LM, Table 1.) Valid is scored once, in two halves: everything is tuned on the first, the table is of the second.
 """
 
-import json
-
 from common import Recipe
 
 ROWS = {"+ kNN": ["--without", "cache"], "+ cache": ["--without", "knn0"], "+ kNN + cache": []}
@@ -17,13 +15,7 @@ def measure(recipe: Recipe) -> list[dict]:
     flags = ["--knn-datastore", store, "--knn-index", "auto", "--knn-cache-size", recipe.args.cache_size]
     recipe.args.parts = "2"
     halves = [recipe.save(recipe.work / f"memories-{half}", *flags, part=half) for half in (0, 1)]
-    rows = []
-    for label, without in ROWS.items():
-        tune = ["knnlm", "tune", halves[0], "--report", halves[1], *without, "--json"]
-        output = json.loads(recipe.run(*tune))
-        tuned = output["results"]["valid, tuned on it"]["mixture"]
-        rows.append({"label": label, "flags": output["flags"], "tuned": tuned, **output["results"]["valid, report"]})
-    return rows
+    return [{"label": label, **recipe.tune(*halves, *without)} for label, without in ROWS.items()]
 
 
 def main() -> None:

@@ -7,15 +7,17 @@
 #   SIZE              of the LMs: small (default) or paper; see examples/lib.sh
 #   LARGE_CHECKPOINT  an LM trained on all of train.txt, instead of training one
 #   DICT              its dict.txt
-#   SMALL             anything: toy models, for a small text, in minutes
+#   SMALL             anything: toy models, for a small text in TEXT, or without TEXT for Python's own documentation;
+#                     minutes, into scaling-small
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-: "${WORK:=scaling}" "${SIZE:=small}" "${SMALL:=}" "${LITTLE:=}" "${LARGE_CHECKPOINT:=}" "${DICT:=}"
-fractions=(0.1 0.25 0.5 1)
+: "${SMALL:=}" "${WORK:=scaling${SMALL:+-small}}" "${SIZE:=small}" "${TEXT:=}" "${LITTLE:=}" "${LARGE_CHECKPOINT:=}"
+: "${DICT:=}"
+fractions=0.1,0.25,0.5,1
 if [ -n "$SMALL" ]; then
     SIZE=toy
-    fractions=(0.25 1)
+    fractions=0.25,1
 fi
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh

@@ -1,6 +1,7 @@
 """The page of the SPALM recipe: perplexities, analysis and plots, from what its steps left in WORK.
 
     python examples/spalm/page.py WORK OUT
+    python examples/spalm/page.py --report OUT        # only the page, from OUT/spalm.json
 
 Writes OUT/spalm.json, OUT/spalm.md and copies of the plots; OUT/spalm.notes.md (what a person has to say of it) is put
 in the middle.
@@ -152,12 +153,15 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    work, out = Path(sys.argv[1]), Path(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
-    results = collect(Steps(work))
-    (out / "spalm.json").write_text(json.dumps(results, indent=1) + "\n")
-    for name in PLOTS:
-        shutil.copy(work / "analysis" / name, out / f"spalm-{name}")
+    work, out = sys.argv[1], Path(sys.argv[2])
+    if work == "--report":
+        results = json.loads((out / "spalm.json").read_text())
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        results = collect(Steps(Path(work)))
+        (out / "spalm.json").write_text(json.dumps(results, indent=1) + "\n")
+        for name in PLOTS:
+            shutil.copy(Path(work) / "analysis" / name, out / f"spalm-{name}")
     notes = out / "spalm.notes.md"
     (out / "spalm.md").write_text(page(results, notes.read_text().strip() if notes.exists() else ""))
     lines = [[NAMES[row["model"]], *_perplexity(row, results)] for row in results["rows"]]

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Get and check the text.       disk 0.8 GB; minutes, most of it the download
+# Get and check the text.
 # shellcheck source=examples/wikitext103/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+expect '0.8 GB' 'little' 'minutes, most of it the download'
 
 address=https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip
 sha1=0aec09a7537b58d4bb65362fee27650eeaba625a # as GluonNLP has it
@@ -9,16 +10,26 @@ declare -A expected=([train]=103227021 [valid]=217646 [test]=245569)
 
 if [ -e "$text/checked" ]; then
     echo "[data] done before, in $text"
+    cat "$text/checked"
     exit
 fi
 mkdir -p "$text"
-if [ -z "${DATA:-}" ]; then
+if [ -z "${DATA:-}" ] && [ -n "$SMALL" ]; then
+    DATA=$text/python
+    step text python examples/demo/corpus.py "$DATA"
+    for split in train valid test; do
+        mv "$DATA/$split.txt" "$DATA/wiki.$split.tokens"
+    done
+elif [ -z "${DATA:-}" ]; then
     echo "downloading $address"
     if ! curl --fail --location --output "$text/wikitext-103-v1.zip" "$address"; then
         echo "error: the download failed; get WikiText-103 elsewhere and run: DATA=folder $0" >&2
         exit 1
     fi
-    echo "$sha1  $text/wikitext-103-v1.zip" | sha1sum --check --quiet
+    if ! echo "$sha1  $text/wikitext-103-v1.zip" | sha1sum --check --quiet; then
+        echo "error: $text/wikitext-103-v1.zip is not the file that was published; remove it and run $0 again" >&2
+        exit 1
+    fi
     python -m zipfile -e "$text/wikitext-103-v1.zip" "$text"
     DATA=$text/wikitext-103
 fi
@@ -29,11 +40,12 @@ for split in train valid test; do
         exit 1
     fi
     tokens=$(count_tokens "$file")
-    printf '%s: %d tokens with the ends of lines\n' "$split" "$tokens"
     if [ -z "$SMALL" ] && [ "$tokens" != "${expected[$split]}" ]; then
-        echo "error: $file should have ${expected[$split]}; get the word-level WikiText-103 (not the raw one)" >&2
+        echo "error: $file has $tokens tokens with the ends of lines and should have ${expected[$split]}; get the" \
+            "word-level WikiText-103 (not the raw one)" >&2
         exit 1
     fi
     ln -sf "$(realpath "$file")" "$text/$split.txt"
-done
-touch "$text/checked"
+    beside "tokens with the ends of lines, $split" "$tokens" "${expected[$split]}"
+done | tee "$text/counts"
+mv "$text/counts" "$text/checked"

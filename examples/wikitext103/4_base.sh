@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# The LM alone.                 memory: the model's; a forward pass over 6 times the tokens of valid and test
+# The LM alone.
 # shellcheck source=examples/wikitext103/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+expect 'none' "the model's, 3 GB" 'a forward pass over 2.8M tokens: minutes on a GPU, hours on a CPU'
 
 for split in valid test; do
     step "base-$split" fairseq-eval-lm "$bin" --gen-subset "$split" --path "$checkpoint" "${score_context[@]}" \
         "${knn[@]}" "${device[@]}"
 done
-printf '\nbase LM: valid %s (paper 17.96), test %s (paper 18.65)\n' "$(perplexity base-valid)" "$(perplexity base-test)"
+echo
+beside 'base LM, valid' "$(perplexity base-valid)" 17.96
+beside 'base LM, test' "$(perplexity base-test)" 18.65

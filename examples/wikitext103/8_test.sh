@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Score test with the tuned flags, and the table.   memory: the index's and 2 GB; three passes over 245,569 tokens
+# Score test with the tuned flags, and the table.
 # shellcheck source=examples/wikitext103/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+expect 'none' "the index's and 5 GB" 'three forward passes over 1.5M tokens, two searches for 245,569'
 
 score=(fairseq-eval-lm "$bin" --gen-subset test --path "$checkpoint" "${score_context[@]}" "${knn[@]}" "${device[@]}")
 store=(--knn-datastore "$datastore" --knn-index "$INDEX")

@@ -5,11 +5,12 @@
 #   DATA        a folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, instead of a download
 #   CHECKPOINT  a trained LM, instead of training one
 #   INDEX       auto (default), paper, or any FAISS factory string
-#   SMALL       anything: a tiny model and short contexts, for a small text in DATA of the same form, in minutes
+#   SMALL       anything: a toy model and short contexts, for a small text of the same form in DATA, or without DATA
+#               for Python's own documentation; minutes, into wikitext103-small
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-: "${WORK:=wikitext103}" "${INDEX:=auto}" "${SMALL:=}"
+: "${SMALL:=}" "${WORK:=wikitext103${SMALL:+-small}}" "${INDEX:=auto}"
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh
 source examples/lib.sh
@@ -19,6 +20,7 @@ bin=$WORK/bin
 checkpoint=$WORK/checkpoints/checkpoint_best.pt
 datastore=$WORK/datastore
 
+# fairseq 0.12 takes --context-window from --tokens-per-sample, so the latter includes the context.
 # Scoring: blocks of 512 tokens, each after 2,560 others, as in the paper. Dumping: blocks of 1,536 after 1,536 others,
 # so that every key has seen at least that many tokens (but at the very beginning of the corpus) and none is dropped.
 if [ -n "$SMALL" ]; then
