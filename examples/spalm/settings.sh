@@ -8,7 +8,7 @@
 #   UPDATES, LANES, SEGMENT            how long each is trained: so many updates of LANES x SEGMENT tokens
 #   MEMORY, TEST_MEMORY                states that Transformer-XL and SPALM remember, in training and in scoring
 #   K         neighbours that SPALM reads
-#   WINDOW    a token of train reads none from so near: more than an article, because valid has none of its own article
+#   WINDOW    a token of train reads none from so near (default: what the Transformer sees at once)
 #   MOST_K, K_VALUES, LOOK_AT, ROUNDS  of the analysis: neighbours of valid, numbers to read, tokens, timings
 #   OUT       where the page, JSON and plots go (default: WORK/results)
 #   SMALL     anything: toy models, for a small text, in minutes
@@ -23,7 +23,7 @@ if [ -n "$SMALL" ]; then
 fi
 : "${LAYERS:=2}" "${DIM:=128}" "${FFN:=512}" "${HEADS:=4}" "${CUTOFFS=2000,10000}" "${UPDATES:=600}" "${LANES:=8}"
 : "${SEGMENT:=128}" "${MEMORY:=128}" "${TEST_MEMORY:=256}" "${K:=4}" "${WARM_UP:=50}" "${LR:=0.003}"
-: "${WINDOW:=5000}" "${MOST_K:=16}" "${K_VALUES:=1,2,4,8,16}" "${LOOK_AT:=50000}" "${ROUNDS:=20}"
+: "${WINDOW:=$((2 * SEGMENT))}" "${MOST_K:=16}" "${K_VALUES:=1,2,4,8,16}" "${LOOK_AT:=50000}" "${ROUNDS:=20}"
 logs=$WORK/logs
 # shellcheck source=examples/lib.sh
 source examples/lib.sh

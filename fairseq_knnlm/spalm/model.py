@@ -3,9 +3,6 @@
     m_t = sum_k softmax_k(y_k . h_t) y_k        y_k: embeddings of the K retrieved output tokens, the model's own
     g_t = sigmoid(W_g h_t)                      one value per dimension, or one for all
     z_t = (1 - g_t) * m_t + g_t * h_t           then the softmax, tied to the embeddings
-
-In m_t the embeddings are as long as where the network reads them, sqrt(C) times the table's: h_t is normed to a length
-of sqrt(C), and beside it the bare ones would hardly count. The shares use the bare ones (as scaled dot products do).
 """
 
 from dataclasses import dataclass, field
@@ -60,7 +57,7 @@ class SPALMDecoder(TransformerXLDecoder):
         scores = (retrieved @ states.unsqueeze(-1)).squeeze(-1)
         scores = scores.masked_fill(absent, torch.finfo(scores.dtype).min)
         shares = scores.softmax(dim=-1).masked_fill(absent, 0.0)  # a token may have no neighbour at all
-        memory = self.embed_scale * (shares.unsqueeze(-2) @ retrieved).squeeze(-2)
+        memory = (shares.unsqueeze(-2) @ retrieved).squeeze(-2)
         gate = self.gate_values(states)
         return memory + gate * (states - memory)
 
