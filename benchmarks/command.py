@@ -1,6 +1,5 @@
 """Commands as children of the benchmark: what they printed, how long they took, how much memory they had."""
 
-import os
 import re
 import subprocess
 import sys
@@ -30,8 +29,10 @@ def run(*command: object) -> dict:
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as file:
         child = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(child.pid, 0)  # which tells the memory of this child alone
-        child.returncode = os.waitstatus_to_exitcode(status)
+        peak = 0
+        while child.poll() is None:
+            peak = max(peak, _peak_memory(child.pid))
+            time.sleep(0.2)
         file.seek(0)
         output = file.read()
     if child.returncode:
@@ -41,7 +42,16 @@ def run(*command: object) -> dict:
     return {
         **numbers,
         "seconds": time.perf_counter() - started,
-        "peak_memory": usage.ru_maxrss * 1024,
+        "peak_memory": peak,
         "command": " ".join(words),
         "output": output,
     }
+
+
+def _peak_memory(pid: int) -> int:
+    """Of a running process, in bytes. (What wait4 tells counts the memory of the parent that it was forked from.)"""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next((1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM")), 0)
+    except FileNotFoundError:  # it has just ended
+        return 0

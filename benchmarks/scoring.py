@@ -48,7 +48,8 @@ def measure(setting: Setting) -> dict:
     whole = original["tokens"] / original["tokens_per_second"]
     original["mixing"] = max(0.0, whole - sum(original[part] for part in ("model", "search", "rescoring")))
     for row in rows.values():
-        row.pop("output")
+        del row["output"]
+        row["command"] = setting.anywhere(row["command"])
     return {
         "rows": rows,
         "flags": flags,
@@ -73,7 +74,7 @@ def table(result: dict) -> tuple[list[str], list[list[str]]]:
         ]
         lines.append([
             name, f"{speed:,.0f}", f"{speed / original:.2f}", f"{speed / stock:.2f}", *parts,
-            f"{row['perplexity']:.2f}", f"{row['peak_memory'] / 1e9:.1f} GB",
+            f"{row['perplexity']:.2f}", f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
             f"{row['disk'] / 1e9:.1f} GB" if "disk" in row else "",
             f"{row['build_seconds']:.0f} s" if "build_seconds" in row else "",
         ])  # fmt: skip

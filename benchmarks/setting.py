@@ -33,6 +33,13 @@ class Setting:
             "--no-progress-bar", *([] if stock else TASK), *flags,
         )  # fmt: skip
 
+    def anywhere(self, command: str) -> str:
+        """A command with the names of the places that are of this machine alone."""
+        places = {"DATASTORE": self.datastore, "DATA": self.data, "CHECKPOINT": self.path, "WORK": self.work}
+        for name, place in sorted(places.items(), key=lambda item: -len(str(item[1]))):
+            command = command.replace(str(place), name)
+        return command.replace(f"{REPOSITORY}/", "").replace(sys.executable, "python")
+
     def open_datastore(self) -> Datastore:
         self.eval_lm("--knn-dump", self.datastore, split="train")  # or see that it is complete
         return Datastore(self.datastore)
