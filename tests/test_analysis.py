@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -314,11 +315,13 @@ def test_save_with_every_entry(knn, corpus, adaptive_model, tmp_path, capsys):
     evidence = Evidence.open([tmp_path / "save"])
     assert math.log2(evaluate_mixture(evidence, Choice.of_run(evidence))) == pytest.approx(real.loss, abs=1e-4)
     rows = sweep(evidence, "temperature", None, Choice.of_run(evidence))
-    assert [row.value for row in rows] == [1.25, 1.768, 2.5, 3.536, 5, 7.071, 10, 14.14, 20]
-    other = evaluate_here(corpus, adaptive_model, *knn[:2], "--knn-k", "all", "--knn-temperature", "14.14")
+    assert [row.value for row in rows] == [1.25, 1.76775, 2.5, 3.5355, 5, 7.071, 10, 14.142, 20]
+    other = evaluate_here(corpus, adaptive_model, *knn[:2], "--knn-k", "all", "--knn-temperature", "14.142")
     assert math.log2(rows[7].result.mixture) == pytest.approx(other.loss, abs=1e-4)
     best = tune(evidence)
     assert evaluate(evidence, best).mixture <= min(row.result.mixture for row in rows)
+    rounded = replace(Choice.of_run(evidence), temperature=3.536)  # as flags are printed
+    assert evaluate_mixture(evidence, rounded) == pytest.approx(rows[3].result.mixture)
     assert "no k" in error_of(capsys, "sweep", tmp_path / "save", "--over", "k")
     assert "were saved, not 3" in error_of(capsys, "sweep", tmp_path / "save", "--over", "temperature", "--values", "3")
     assert "no cache" in error_of(capsys, "sweep", tmp_path / "save", "--over", "cache-theta")

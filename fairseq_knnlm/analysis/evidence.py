@@ -88,7 +88,7 @@ class Evidence:
     def _temperature_column(self, name: str, temperature: float) -> int:
         saved = self.memories[name].temperatures
         nearest = min(range(len(saved)), key=lambda column: abs(saved[column] - temperature))
-        if abs(saved[nearest] - temperature) > 1e-6 * temperature:
+        if abs(saved[nearest] - temperature) > 1e-3 * temperature:  # flags are printed with four digits
             raise KnnlmError(
                 f"with --knn-k all the temperatures {', '.join(f'{t:g}' for t in sorted(saved))} were saved, not "
                 f"{temperature:g}; choose one of them, or score again with --knn-temperature {temperature:g} --knn-save"
