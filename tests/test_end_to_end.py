@@ -157,11 +157,11 @@ def test_result_does_not_depend_on_batches(evaluate, corpus, adaptive_model, dum
         ("--num-workers", 0),
         ("--num-workers", 2),
     ):
-        np.testing.assert_allclose(evaluate(corpus, adaptive_model, *flags, *other).scores, expected, atol=1e-5)
+        np.testing.assert_allclose(evaluate(corpus, adaptive_model, *flags, *other).scores, expected, atol=2e-5)
     parts = [
         evaluate(corpus, adaptive_model, *flags, "--num-shards", 3, "--shard-id", shard).scores for shard in range(3)
     ]
-    np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(parts), expected, atol=2e-5)
 
 
 def test_works_under_python_m_and_as_console_command(corpus, adaptive_model, dump):

@@ -81,6 +81,7 @@ def collect(steps: Steps) -> dict:
             steps.find("neighbors-train", r"([\d,]+) processor seconds for a million").replace(",", "")
         ),
         "throughput": json.loads(steps.find("throughput", r'\{"Transformer-XL".*\}')),
+        "plots": [name for name in PLOTS if (steps.work / "analysis" / name).exists()],  # no token may have gained
     }
 
 
@@ -134,7 +135,7 @@ def page(results: dict, notes: str) -> str:
         f"SPALM gives {counts['better']:,} tokens a probability that is higher by more than 0.1 than both the "
         f"Transformer-XL's and the Transformer's, and {counts['worse']:,} one that is lower. The largest gains:",
         table(["SPALM", "XL", "Transformer", "context", "token"], gained, markdown=True),
-        *(f"![{title}](spalm-{name})" for name, title in PLOTS.items()),
+        *(f"![{PLOTS[name]}](spalm-{name})" for name in results["plots"]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -160,7 +161,7 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         results = collect(Steps(Path(work)))
         (out / "spalm.json").write_text(json.dumps(results, indent=1) + "\n")
-        for name in PLOTS:
+        for name in results["plots"]:
             shutil.copy(Path(work) / "analysis" / name, out / f"spalm-{name}")
     notes = out / "spalm.notes.md"
     (out / "spalm.md").write_text(page(results, notes.read_text().strip() if notes.exists() else ""))

@@ -29,7 +29,7 @@ class TargetMass:
         row, column = _matching(torch.from_numpy(values.astype(np.int64)), self.targets[rows])
         largest = similarities.amax(dim=1, keepdim=True)
         similarities -= largest  # now exp cannot overflow, and the nearest entry counts 1
-        constants = constants + largest[:, 0]
+        constants = constants.double() + largest[:, 0].double()
         shares: dict[float, Tensor] = {}
         for number, factor in self._ascending:
             # exp(2 s) is exp(s) squared, several times as fast as another exp
@@ -42,7 +42,7 @@ class TargetMass:
             # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
             total = share.sum(dim=1).double()
             target = torch.zeros(len(rows)).index_add_(0, row, share[row, column]).double()
-            log_constant = constants.double() * factor
+            log_constant = constants * factor
             with self._lock:
                 for sums, new in ((self._log_total, total), (self._log_target, target)):
                     sums[number, rows] = torch.logaddexp(sums[number, rows], new.log() + log_constant)
