@@ -26,7 +26,7 @@ PARTS = ("scoring", "search", "dump")
 TITLES = {
     "scoring": "Scoring: times are for one token, perplexity is that of the first {part:,} tokens and tuned on them",
     "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
-    "dump": "Dumping keys, batch by batch in turns with the bare forward pass",
+    "dump": "Dumping keys, in turns with the bare forward pass",
 }
 TABLES = {"scoring": scoring.table, "search": search.table, "dump": dump.table}
 
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> dict:
     measures = {
         "scoring": lambda: scoring.measure(setting),
         "search": lambda: search.measure(setting, [int(float(size)) for size in args.sizes.split(",") if size]),
-        "dump": lambda: dump.measure(setting.data, setting.path, "valid", 100),
+        "dump": lambda: dump.measure(setting.data, setting.path, "train", 6),
     }
     for part in args.parts or PARTS:
         result[part] = measures[part]()

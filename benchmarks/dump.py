@@ -1,10 +1,11 @@
 """How fast a dump is beside the bare forward pass.
 
-Every batch goes through the bare model and through the dump, in turns, so that both see the same machine. At 1.0
-dumping is free; it can be more, since a dump needs no more of the model than the key.
+Every group of batches goes through the bare model and through the dump, in turns, so that both see the same machine and
+have the same threads. At 1.0 dumping is free; it can be more, since a dump needs no more of the model than the key.
 """
 
 import contextlib
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,46 +16,54 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm
 
 from fairseq_knnlm.dump import KeyDumper
+from fairseq_knnlm.threads import for_each_batch
 
 from .setting import TASK
 
 
 class Enough(Exception):
-    """The batches asked for are done."""
+    """What was asked for is done."""
 
 
 class Stopwatch:
-    """Stands in for KeyDumper._dump: does what it does, after a bare forward pass over the same batch."""
+    """Stands in for KeyDumper.generate: does what it does, and a bare forward pass over the same batches."""
 
-    def __init__(self, batches: int):
-        self.batches = batches
+    def __init__(self, groups: int):
+        self.groups = groups
         self.seen = self.tokens = 0
         self.seconds = {"forward": 0.0, "dump": 0.0}
-        self.dump = KeyDumper._dump
+        self.dump = KeyDumper.generate
 
-    def __call__(self, dumper: KeyDumper, model: torch.nn.Module, batch: dict) -> list:
+    def __call__(self, dumper: KeyDumper, models: list[torch.nn.Module], sample: dict, **kwargs) -> list:
+        (model,) = models
+        model.eval()
+
+        def forward(batch: dict) -> None:
+            model(batch["net_input"]["src_tokens"], features_only=True)
+
         runs = {
-            "forward": lambda: model(batch["net_input"]["src_tokens"], features_only=True),
-            "dump": lambda: self.dump(dumper, model, batch),
+            "forward": lambda: for_each_batch(model, forward, sample["batches"]),
+            "dump": lambda: self.dump(dumper, models, sample, **kwargs),
         }
         order = list(runs) if self.seen % 2 else list(reversed(runs))
         results = {}
         for name in order:
             start = time.perf_counter()
-            results[name] = runs[name]()
-            if self.seen:  # the first batch pays for allocations
+            with torch.no_grad():
+                results[name] = runs[name]()
+            if self.seen:  # the first group pays for allocations
                 self.seconds[name] += time.perf_counter() - start
-        self.tokens += batch["ntokens"] if self.seen else 0
+        self.tokens += sample["ntokens"] if self.seen else 0
         self.seen += 1
-        if self.seen > self.batches:
+        if self.seen > self.groups:
             raise Enough
         return results["dump"]
 
 
-def measure(data: Path, path: Path, split: str, batches: int) -> dict:
+def measure(data: Path, path: Path, split: str, groups: int) -> dict:
     """Tokens per second of each, and their ratio."""
-    watch = Stopwatch(batches)
-    KeyDumper._dump = lambda *arguments: watch(*arguments)
+    watch = Stopwatch(groups)
+    KeyDumper.generate = lambda *arguments, **named: watch(*arguments, **named)
     try:
         with tempfile.TemporaryDirectory() as folder:
             flags = [
@@ -66,7 +75,9 @@ def measure(data: Path, path: Path, split: str, batches: int) -> dict:
             with contextlib.suppress(Enough):
                 eval_lm.main(cfg)
     finally:
-        KeyDumper._dump = watch.dump
+        KeyDumper.generate = watch.dump
+    if not watch.tokens:
+        sys.exit(f"{split} is too short to time a dump; it is over in one step")
     speeds = {name: watch.tokens / seconds for name, seconds in watch.seconds.items()}
     return {**speeds, "ratio": speeds["dump"] / speeds["forward"]}
 

@@ -13,6 +13,7 @@ from .blocks import contiguous_part, own_positions
 from .datastore import DatastoreWriter, Manifest, Shard, ShardWriter, plan_shards, value_dtype_for
 from .files import human_bytes
 from .keys import KeyExtractor
+from .threads import for_each_batch
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +97,18 @@ class KeyDumper(SequenceScorer):
         model.eval()
         for batch in sample["warm_up"]:  # a model with a memory has to know what came before
             model(**batch["net_input"], features_only=True)
-        return [hypothesis for batch in sample["batches"] for hypothesis in self._dump(model, batch)]
-
-    def _dump(self, model: nn.Module, batch: dict) -> list:
-        own = own_positions(batch, self.skip)
-        keys = self.extractor.run(model, batch["net_input"])[own]  # (rows, C), in corpus order
-        self._append(keys.float().cpu().numpy(), batch["target"][own].cpu().numpy())
+        batches = sample["batches"]
+        for keys, values in for_each_batch(model, lambda batch: self.entries(model, batch), batches):
+            self._append(keys, values)
         # There is no loss; NaN says so where 0 would pass for one.
-        rows = (row[mask] for row, mask in zip(batch["target"], own_positions(batch)))
+        rows = (row[mask] for batch in batches for row, mask in zip(batch["target"], own_positions(batch)))
         return [[{"tokens": row, "positional_scores": row * float("nan")}] for row in rows]
+
+    def entries(self, model: nn.Module, batch: dict) -> tuple[np.ndarray, np.ndarray]:
+        """Keys (n, C) and values (n,) of a batch, in corpus order."""
+        own = own_positions(batch, self.skip)
+        keys = self.extractor.run(model, batch["net_input"])[own]
+        return keys.float().cpu().numpy(), batch["target"][own].cpu().numpy()
 
     def _append(self, keys: np.ndarray, values: np.ndarray) -> None:
         if self._open is None:

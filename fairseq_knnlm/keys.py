@@ -1,5 +1,6 @@
 """Which hidden state is the key: a table from its name to where it is captured, and the hook that captures it."""
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -64,10 +65,18 @@ class _Captured(Exception):
     """Ends a forward pass of which nothing more is needed."""
 
 
+class _Pass(threading.local):
+    """The forward pass that a thread is in: batches may go through the model at the same time."""
+
+    captured: Tensor | None = None
+    stop = False  # as soon as the key is captured
+
+
 class KeyExtractor:
     """Captures one hidden state of every forward pass by a hook; the model's code is not touched.
 
-    Usage: run the model, then ``keys = extractor.pop()``; or ``keys = extractor.run(model, inputs)`` for keys alone.
+    Usage, in one thread: run the model, then ``keys = extractor.pop()``; or, for keys alone,
+    ``keys = extractor.run(model, inputs)``.
     """
 
     def __init__(self, model: nn.Module, key: str, layer: int):
@@ -75,9 +84,9 @@ class KeyExtractor:
         source = KEYS[key]
         decoder = model.decoder
         self._time_first = not getattr(decoder, "batch_first", False)
-        self._captured: Tensor | None = None
+        self._pass = _Pass()
         # fairseq's own decoders compute states and nothing else; another may have a memory to update at the end.
-        self._may_stop, self._stop = isinstance(decoder, TransformerDecoderBase), False
+        self._may_stop = isinstance(decoder, TransformerDecoderBase)
         self._finish: Callable[[Tensor], Tensor] = lambda state: state
         if source.normalise:
             # The decoder's own norm was trained on the last layer only. Where it does not apply (as in
@@ -97,8 +106,8 @@ class KeyExtractor:
 
     def _capture(self, state) -> None:
         # A decoder layer returns a tuple, a pre-hook receives one; in both the state comes first.
-        self._captured = state[0] if isinstance(state, tuple) else state
-        if self._stop:
+        self._pass.captured = state[0] if isinstance(state, tuple) else state
+        if self._pass.stop:
             raise _Captured
 
     def run(self, model: nn.Module, inputs: dict) -> Tensor:
@@ -106,28 +115,28 @@ class KeyExtractor:
 
         The default key comes before the last feed-forward layer, which is a good part of a small model.
         """
-        self._stop = self._may_stop
+        self._pass.stop = self._may_stop
         try:
             model(**inputs, features_only=True)
         except _Captured:
             pass
         finally:
-            self._stop = False
+            self._pass.stop = False
         return self.pop()
 
     def pop(self) -> Tensor:
         """The states of the last forward pass, B x T x C (fairseq's own layers work on T x B x C)."""
-        if self._captured is None:
+        state, self._pass.captured = self._pass.captured, None
+        if state is None:
             raise RuntimeError("pop() comes after a forward pass")
-        state, self._captured = self._captured, None
         state = self._finish(state)
         return state.transpose(0, 1) if self._time_first else state
 
     def peek(self) -> Tensor:
         """As ``pop``, and the states stay."""
-        captured = self._captured
+        captured = self._pass.captured
         state = self.pop()
-        self._captured = captured
+        self._pass.captured = captured
         return state
 
     def remove(self) -> None:

@@ -44,13 +44,15 @@ def entropy(log_weights: Tensor) -> Tensor:
 
 def vocabulary_log_probs(log_weights: Tensor, neighbor_values: Tensor, vocabulary_size: int) -> Tensor:
     """log p_kNN of every token: weights (n, k), values (n, k) -> (n, vocabulary)."""
-    values = neighbor_values.long()
-    shape = (len(log_weights), vocabulary_size)
-    # Relative to each token's largest weight, so that nothing underflows that one token's column would keep.
-    largest = log_weights.new_full(shape, -math.inf).scatter_reduce_(1, values, log_weights, "amax")
-    reference = largest.masked_fill(largest == -math.inf, 0.0)
-    sums = log_weights.new_zeros(shape).scatter_add_(1, values, (log_weights - reference.gather(1, values)).exp())
-    return sums.log() + reference
+    shape, device = (len(log_weights), vocabulary_size), log_weights.device
+    # In double precision nothing underflows that could matter, down to e^-745.
+    sums = torch.zeros(shape, dtype=torch.double, device=device)
+    sums.scatter_add_(1, neighbor_values.long(), log_weights.double().exp())
+    # Logarithms of the few tokens that are there, since one of each token would take longer than all the rest.
+    present = sums.nonzero(as_tuple=True)
+    log_probs = torch.full(shape, -math.inf, device=device)
+    log_probs[present] = sums[present].log().float()
+    return log_probs
 
 
 def interpolate(lm: Tensor, others: list[Tensor], weights: list[float]) -> Tensor:

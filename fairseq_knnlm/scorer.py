@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .blocks import own_positions
 from .cache import ContinuousCache
@@ -20,6 +19,7 @@ from .keys import KeyExtractor
 from .probs import interpolate
 from .retrieval import Keep, Retriever
 from .save import SaveWriter
+from .threads import for_each_batch
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,9 @@ class KNNSequenceScorer(SequenceScorer):
                 self.cache.memory.target_log_probs(queries[-1], targets)
         clock = _Clock(self.seconds)
         batches = sample["batches"]
-        shown = tqdm(batches, desc="model", unit="batch", leave=False, disable=None if len(batches) > 1 else True)
-        targets, lm, queries, _ = zip(*(self.run_model(model, batch) for batch in shown))
+        progress = "model" if self.retrievers else None  # there, many batches are one step of fairseq's own bar
+        results = for_each_batch(model, lambda batch: self.run_model(model, batch)[:3], batches, progress)
+        targets, lm, queries = zip(*results)
         targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]
         clock.stop("model")
         others = []

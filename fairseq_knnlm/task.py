@@ -32,12 +32,14 @@ from .memories import describe_memories, find_documents, open_cache, refuse_idle
 from .retrieval import open_retrievers
 from .save import RunFacts, SaveWriter
 from .scorer import KNNSequenceScorer, is_standard_decoder
+from .threads import runs_in_threads
 
 logger = logging.getLogger(__name__)
 
-# A CPU gains nothing from large batches, and is faster on those that stay in its caches. Scores do not depend on the
-# batch.
+# A CPU gains nothing from large batches, and is faster on those that stay in its caches, one a thread; some are given
+# to the scorer at once, then. Scores do not depend on the batch.
 CPU_BATCH_TOKENS = 1024
+CPU_GROUP_TOKENS = 1 << 15
 
 
 @register_task("knn_language_modeling", dataclass=KNNLanguageModelingConfig)
@@ -98,6 +100,8 @@ class KNNLanguageModelingTask(LanguageModelingTask):
             scored = [contiguous_part(len(dataset), num_shards, shard_id)]
             warm_up = warm_up_ranges(rows, scored, self.args.knn_cache_size + self._model_memory())
             make_scorer, group_tokens = self._make_scorer(rows, (warm_up + scored)[0][0], *scored[0], context_window)
+        if runs_in_threads(self.model):
+            group_tokens = max(group_tokens, CPU_GROUP_TOKENS)
         ranges = sorted(warm_up + scored)
         if max_tokens and next(self.model.parameters()).device.type == "cpu":
             max_tokens = min(max_tokens, max(CPU_BATCH_TOKENS, self.args.tokens_per_sample))

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..datastore import Datastore
 from ..probs import similarity_scale
+from ..threads import for_each
 from .blocks import block_distances, neighbor_distances
 from .mass import TargetMass
 from .nearest import RunningNearest
-from .threads import for_each
 
 KEYS_AT_ONCE = 2048
 QUERIES_AT_ONCE = 1024
@@ -54,25 +54,39 @@ class ExactSearch:
         values = self.datastore.values
 
         def consume(_, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
-            mass.add(rows, similarities, constants, values[first : first + similarities.size(1)])
+            mass.add(rows, similarities, constants, np.sort(values[first : first + similarities.size(1)]))
 
-        self._visit(queries, consume, similarity_scale(self.metric, temperatures[0]))
+        self._visit(
+            queries,
+            consume,
+            similarity_scale(self.metric, temperatures[0]),
+            arrange=lambda first, count: values[first : first + count].argsort(),
+        )
         return mass.result()
 
     @staticmethod
     def _parts(queries: np.ndarray) -> tuple[Tensor, ...]:
         return torch.arange(len(queries)).split(QUERIES_AT_ONCE)
 
-    def _visit(self, queries: np.ndarray, consume: Callable[..., None], scale: float) -> None:
+    def _visit(
+        self,
+        queries: np.ndarray,
+        consume: Callable[..., None],
+        scale: float,
+        arrange: Callable[[int, int], np.ndarray | slice] = lambda first, count: slice(None),
+    ) -> None:
         """For each block of keys and each part of the queries, in parallel over the parts:
 
         consume(number of the part, its queries (r,), first entry, distances (r, m) and (r,) as block_distances gives)
+
+        Args:
+            arrange: (first entry, how many) of a block -> their order in the distances
         """
         all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
         parts = list(enumerate(self._parts(queries)))
         first = 0
         for block in self.datastore.key_blocks(rows=KEYS_AT_ONCE):
-            keys = torch.from_numpy(np.array(block, np.float32))
+            keys = torch.from_numpy(np.array(block, np.float32)[arrange(first, len(block))])
             origin = keys.mean(dim=0)
 
             def visit(part: int, rows: Tensor, keys=keys, origin=origin, first=first) -> None:

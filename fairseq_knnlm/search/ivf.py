@@ -11,10 +11,10 @@ from ..clusters import nearest_centroids
 from ..datastore import Datastore
 from ..index import extract_ivf
 from ..probs import similarity_scale
+from ..threads import for_each
 from .blocks import block_distances
 from .mass import TargetMass
 from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, capacity
-from .threads import for_each
 
 QUERY_BYTES = 1 << 28  # for the queries that are searched at once
 SEARCH_BYTES = 1 << 30  # for candidates, in search
@@ -45,6 +45,7 @@ class ClusterSearch:
             self._clusters(queries),
             lambda rows, ids, similarities, constants: mass.add(rows, similarities, constants, values[ids]),
             similarity_scale(self.metric, temperatures[0]),
+            arrange=lambda ids: values[ids].argsort(),
         )
         return mass.result()
 
@@ -92,7 +93,7 @@ class ClusterSearch:
             clusters,
             lambda rows, _, distances, constants: thresholds.add(rows, distances, constants),
             sign,
-            SAMPLE_STRIDE,
+            arrange=lambda ids: slice(None, None, SAMPLE_STRIDE),
         )
         nearest = NearestCandidates(thresholds.result(), k)
         self._visit(
@@ -122,25 +123,32 @@ class ClusterSearch:
         clusters: np.ndarray,
         consume: Callable[[Tensor, np.ndarray, Tensor, Tensor], None],
         scale: float,
-        stride: int = 1,
+        arrange: Callable[[np.ndarray], np.ndarray | slice] = lambda ids: slice(None),
     ) -> None:
         """For each visited cluster: consume(queries (r,) that visit it, its entries (m,), their distances).
 
         The distances are multiplied by ``scale`` and come in two summands, (r, m) and (r,).
+
+        Args:
+            arrange: which of a cluster's entries, in which order
         """
         all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
 
         def visit(number: int, rows: np.ndarray) -> None:
-            ids = faiss.rev_swig_ptr(self.ivf.invlists.get_ids(number), self.ivf.get_list_size(number))[::stride]
-            keys = torch.from_numpy(self._cluster_keys(number, ids, stride)).float()
+            ids = faiss.rev_swig_ptr(self.ivf.invlists.get_ids(number), self.ivf.get_list_size(number))
+            chosen = arrange(ids)
+            ids = ids[chosen]
+            keys = torch.from_numpy(self._cluster_keys(number, ids, chosen)).float()
             rows = torch.from_numpy(rows)
             consume(rows, ids, *block_distances(all_queries[rows], keys, self.metric, keys[0], scale))
 
-        flat = clusters.ravel()
+        # NumPy sorts 16 bits by radix, ten times as fast as more; -1 (no cluster) becomes the last number.
+        nlist = self.ivf.nlist
+        flat = np.where(clusters < 0, nlist, clusters).ravel().astype(np.min_scalar_type(nlist))
         order = np.argsort(flat, kind="stable")
-        numbers, starts = np.unique(flat[order], return_index=True)
-        visits = zip(numbers.tolist(), np.split(order // self.nprobe, starts[1:]))
-        jobs = [(n, rows) for n, rows in visits if n >= 0 and self.ivf.get_list_size(n) > 0]
+        ends = np.bincount(flat, minlength=nlist + 1).cumsum()
+        visits = np.split(order // clusters.shape[1], ends[:-1])
+        jobs = [(n, visits[n]) for n in range(nlist) if len(visits[n]) and self.ivf.get_list_size(n)]
         for_each(visit, jobs, "searching" if len(queries) >= LONG_SEARCH else None)
 
 
@@ -168,15 +176,15 @@ def stores_exact_keys(index: faiss.Index, datastore: Datastore) -> bool:
     return half and not ivf.by_residual and datastore.manifest.key_dtype == "float16"
 
 
-def _key_reader(ivf: faiss.IndexIVF, datastore: Datastore) -> Callable[[int, np.ndarray, int], np.ndarray]:
-    """A function (cluster, ids, stride) -> keys (m, dim) of every stride-th entry."""
+def _key_reader(ivf: faiss.IndexIVF, datastore: Datastore) -> Callable[..., np.ndarray]:
+    """A function (cluster, ids (m,), which of its entries these are) -> keys (m, dim)."""
     if ivf.d != datastore.dim or not stores_exact_keys(ivf, datastore):
-        return lambda cluster, ids, stride: datastore.gather_keys(ids)
+        return lambda cluster, ids, chosen: datastore.gather_keys(ids)
     dtype = np.float32 if isinstance(ivf, faiss.IndexIVFFlat) else np.float16
 
-    def read(cluster: int, ids: np.ndarray, stride: int) -> np.ndarray:
+    def read(cluster: int, ids: np.ndarray, chosen: np.ndarray | slice) -> np.ndarray:
         size = ivf.get_list_size(cluster)
         codes = faiss.rev_swig_ptr(ivf.invlists.get_codes(cluster), size * ivf.code_size)
-        return codes.view(dtype).reshape(size, -1)[::stride]
+        return codes.view(dtype).reshape(size, -1)[chosen]
 
     return read

@@ -15,33 +15,34 @@ class TargetMass:
 
     def __init__(self, targets: np.ndarray, factors: list[float]):
         """targets (n,)."""
-        self.targets = torch.from_numpy(np.asarray(targets, np.int64))
+        self.targets = np.asarray(targets, np.int64)
         self._ascending = sorted(enumerate(factors), key=lambda numbered: numbered[1])
         self._log_total = torch.full((len(factors), len(targets)), -torch.inf, dtype=torch.double)
         self._log_target = self._log_total.clone()
         self._lock = Lock()
 
     def add(self, rows: Tensor, similarities: Tensor, constants: Tensor, values: np.ndarray) -> None:
-        """The queries ``rows`` (r,) see a block of entries with these values (m,). Thread-safe.
+        """The queries ``rows`` (r,) see a block of entries with these values (m,), in ascending order. Thread-safe.
 
         The similarities are the sum of (r, m) and (r,), as block_distances returns them; the former are overwritten.
         """
-        row, column = _matching(torch.from_numpy(values.astype(np.int64)), self.targets[rows])
         largest = similarities.amax(dim=1, keepdim=True)
         similarities -= largest  # now exp cannot overflow, and the nearest entry counts 1
         constants = constants.double() + largest[:, 0].double()
+        runs = _Runs(values, self.targets[rows.numpy()])
         shares: dict[float, Tensor] = {}
         for number, factor in self._ascending:
             # exp(2 s) is exp(s) squared, several times as fast as another exp
             half = shares.pop(factor / 2, None)
             if half is not None:
                 share = half.square_()
+            elif len(self._ascending) == 1:
+                share = similarities.exp_()
             else:
-                share = similarities.exp() if factor == 1 else (similarities * factor).exp_()
+                share = (similarities * factor).exp_()
             shares[factor] = share
             # In double precision: thousands of blocks are added up, at magnitudes where floats have few digits left.
-            total = share.sum(dim=1).double()
-            target = torch.zeros(len(rows)).index_add_(0, row, share[row, column]).double()
+            total, target = share.sum(dim=1).double(), torch.from_numpy(runs.sums(share.numpy())).double()
             log_constant = constants * factor
             with self._lock:
                 for sums, new in ((self._log_total, total), (self._log_target, target)):
@@ -52,15 +53,22 @@ class TargetMass:
         return self._log_target.numpy(), self._log_total.numpy()
 
 
-def _matching(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a row's target is an entry's value: values (m,), targets (r,) -> rows and columns of the matches.
+class _Runs:
+    """Where each row of a block has its target: entries are in the order of their values, so it is one run of them."""
 
-    A target matches a few values in a hundred, so finding them beats comparing everything.
-    """
-    values, order = values.sort()
-    first = torch.searchsorted(values, targets)
-    counts = torch.searchsorted(values, targets, right=True) - first
-    rows = torch.repeat_interleave(torch.arange(len(targets)), counts)
-    # position inside the run of equal values: a running number minus where the row's run begins
-    offsets = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
-    return rows, order[first[rows] + offsets]
+    def __init__(self, values: np.ndarray, targets: np.ndarray):
+        """values (m,) ascending, targets (r,)."""
+        first, last = np.searchsorted(values, targets), np.searchsorted(values, targets, side="right")
+        self._found = first < last
+        starts = np.arange(len(targets)) * len(values)
+        self._edges = np.stack([starts + first, starts + last], axis=1)[self._found].ravel()
+        if len(self._edges) and self._edges[-1] == len(targets) * len(values):
+            self._edges = self._edges[:-1]  # the last run ends where the block does
+
+    def sums(self, block: np.ndarray) -> np.ndarray:
+        """The sum of each row's run: (r, m) -> (r,)."""
+        sums = np.zeros(len(self._found), np.float32)
+        if len(self._edges):
+            # from edge to edge: a run, what lies between two runs, a run, ...
+            sums[self._found] = np.add.reduceat(block.ravel(), self._edges)[::2]
+        return sums

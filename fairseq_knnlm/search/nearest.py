@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .threads import for_each
+from ..threads import for_each
 
 SAMPLE_STRIDE = 16  # one candidate in 16 is looked at to guess the threshold
 
