@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .clusters import ROUNDS, nearest_centroids, train_centroids, train_two_level_centroids
 from .datastore import Datastore
 from .errors import KnnlmError
-from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_json, write_json
+from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_ahead, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,12 @@ def _plan_factory(factory: str, entries: int, dim: int, metric: str, sample: int
 
 
 def _available_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """In bytes; what the system keeps of files counts, since it gives that up when asked to."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # another system than Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _faiss_metric(metric: str) -> int:
@@ -363,6 +368,8 @@ def open_index(datastore: Datastore, info: IndexInfo) -> faiss.Index | None:
         raise KnnlmError(f"{path} is missing; {remedy}")
     if path.stat().st_size != info.bytes:
         raise KnnlmError(f"{path} has {path.stat().st_size:,} bytes instead of {info.bytes:,}; {remedy}")
+    if info.bytes < _available_memory():
+        read_ahead(path)
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:

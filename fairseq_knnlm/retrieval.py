@@ -17,9 +17,7 @@ from .search.ivf import stores_exact_keys
 
 # keep(similarities, matches), see Retriever.target_log_probs
 Keep = Callable[[Tensor, Tensor | None], None]
-# So many queries, times k neighbours, have their distances and ids in memory at once, and so many their probabilities.
-SEARCHED_AT_ONCE = 1 << 15
-ROWS_AT_ONCE = 1 << 12
+ROWS_AT_ONCE = 1 << 12  # queries, times k neighbours, whose probabilities are in memory at once
 
 
 class Retriever:
@@ -73,11 +71,11 @@ class Retriever:
                 keep(log_probs.T, None)
             return log_probs[0].to(targets.device)
         log_probs = []
-        for start in range(0, len(vectors), SEARCHED_AT_ONCE):
-            distances, ids = self.engine.search(vectors[start : start + SEARCHED_AT_ONCE], self.k)
+        for distances, ids in self.engine.search_in_parts(vectors, self.k):
             for first in range(0, len(ids), ROWS_AT_ONCE):
                 rows = slice(first, first + ROWS_AT_ONCE)
-                log_probs.append(self._of_targets(distances[rows], ids[rows], wanted[start:][rows], keep))
+                log_probs.append(self._of_targets(distances[rows], ids[rows], wanted[rows], keep))
+            wanted = wanted[len(ids) :]
         return torch.cat(log_probs).to(targets.device) if log_probs else torch.empty(0)
 
     def _of_targets(self, distances: np.ndarray, ids: np.ndarray, targets: np.ndarray, keep: Keep | None) -> Tensor:

@@ -12,12 +12,13 @@ from ..threads import for_each
 from .blocks import block_distances, neighbor_distances
 from .mass import TargetMass
 from .nearest import RunningNearest
+from .protocol import MassSearch, Search
 
 KEYS_AT_ONCE = 2048
 QUERIES_AT_ONCE = 1024
 
 
-class ExactSearch:
+class ExactSearch(Search, MassSearch):
     """Streams the datastore past all queries; memory does not grow with the datastore."""
 
     preferred_queries = 32768  # each pass reads every key, so many queries should share it

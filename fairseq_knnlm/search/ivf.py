@@ -1,6 +1,6 @@
 """List-major search in an IVF index: each visited cluster is read once for all queries that visit it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import faiss
 import numpy as np
@@ -15,15 +15,16 @@ from ..threads import for_each
 from .blocks import block_distances
 from .mass import TargetMass
 from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, capacity
+from .protocol import MassSearch, Search
 
 QUERY_BYTES = 1 << 28  # for the queries that are searched at once
-SEARCH_BYTES = 1 << 30  # for candidates, in search
+SEARCH_BYTES = 5 << 28  # for candidates, in search: 1.25 GiB
 FEW_QUERIES = 32
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thread a query
 
 
-class ClusterSearch:
+class ClusterSearch(Search, MassSearch):
     """Exact distances to the entries of the visited clusters: the k nearest, or all of them."""
 
     def __init__(self, index: faiss.Index, datastore: Datastore, metric: str, nprobe: int):
@@ -68,25 +69,52 @@ class ClusterSearch:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of all entries of the visited clusters. Needs an index that stores the keys themselves."""
+        distances, ids = zip(*self.search_in_parts(queries, k))
+        return np.concatenate(distances), np.concatenate(ids)
+
+    def search_in_parts(self, queries: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         k = min(k, len(self.datastore))
         if len(queries) < FEW_QUERIES or len(self.datastore) > MOST_IDS:  # nothing to share, or no room for the ids
-            self.ivf.nprobe, self.ivf.parallel_mode = self.nprobe, PARALLEL_OVER_CLUSTERS
-            return self._index.search(np.ascontiguousarray(queries, np.float32), k)
+            yield self._search_plainly(queries, k)
+            return
         clusters = self._clusters(queries)
         sizes = np.array([self.ivf.get_list_size(number) for number in range(self.ivf.nlist)])
         sampled = -(-sizes // SAMPLE_STRIDE)
-        samples = np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1)
-        step = max(1, SEARCH_BYTES // (4 * int(samples.max()) + 8 * capacity(k)))
-        parts = [
-            self._search(queries[start : start + step], clusters[start : start + step], int(samples.max()), k)
-            for start in range(0, len(queries), step)
-        ]
-        distances, ids = zip(*parts)
-        return np.concatenate(distances), np.concatenate(ids)
+        max_samples = int(np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1).max())
+        step = max(1, SEARCH_BYTES // max(4 * max_samples, 8 * capacity(k)))
+        for start in range(0, len(queries), step):
+            rows = slice(start, start + step)
+            yield from self._search(queries[rows], clusters[rows], max_samples, k)
 
-    def _search(self, queries: np.ndarray, clusters: np.ndarray, max_samples: int, k: int):
-        """queries (n, dim), the clusters that each visits (n, nprobe) -> distances (n, k), ids (n, k)."""
+    def _search_plainly(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        self.ivf.nprobe, self.ivf.parallel_mode = self.nprobe, PARALLEL_OVER_CLUSTERS
+        return self._index.search(np.ascontiguousarray(queries, np.float32), k)
+
+    def _search(
+        self, queries: np.ndarray, clusters: np.ndarray, max_samples: int, k: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """queries (n, dim), the clusters that each visits (n, nprobe) -> distances (rows, k), ids (rows, k)."""
         sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
+        nearest = NearestCandidates(self._thresholds(queries, clusters, max_samples, k, sign), k)
+        self._visit(
+            queries,
+            clusters,
+            lambda rows, ids, distances, constants: nearest.add(rows, distances, constants, ids),
+            sign,
+        )
+        start = 0
+        for distances, ids, right in nearest.parts():
+            distances, ids = distances.mul_(sign).numpy(), ids.numpy()
+            wrong = np.flatnonzero(~right.numpy())
+            if len(wrong):
+                distances[wrong], ids[wrong] = self._search_plainly(queries[start + wrong], k)
+            start += len(ids)
+            yield distances, ids
+
+    def _thresholds(
+        self, queries: np.ndarray, clusters: np.ndarray, max_samples: int, k: int, sign: float
+    ) -> Tensor:
+        """A distance that a little more than k entries are below of, (n,)."""
         thresholds = Thresholds(len(queries), max_samples, k)
         self._visit(
             queries,
@@ -95,20 +123,7 @@ class ClusterSearch:
             sign,
             arrange=lambda ids: slice(None, None, SAMPLE_STRIDE),
         )
-        nearest = NearestCandidates(thresholds.result(), k)
-        self._visit(
-            queries,
-            clusters,
-            lambda rows, ids, distances, constants: nearest.add(rows, distances, constants, ids),
-            sign,
-        )
-        distances, ids, right = nearest.result()
-        distances, ids = distances.mul_(sign).numpy(), ids.numpy()
-        wrong = np.flatnonzero(~right.numpy())
-        if len(wrong):
-            self.ivf.nprobe = self.nprobe
-            distances[wrong], ids[wrong] = self._index.search(queries[wrong], k)
-        return distances, ids
+        return thresholds.result()
 
     def _clusters(self, queries: np.ndarray) -> np.ndarray:
         """The clusters that each query visits, (n, nprobe)."""

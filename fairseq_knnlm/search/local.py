@@ -7,9 +7,10 @@ import numpy as np
 
 from ..index import extract_ivf
 from .blocks import neighbor_distances
+from .protocol import Search
 
 
-class FaissSearch:
+class FaissSearch(Search):
     """Whatever the index returns, with the index's own distances."""
 
     preferred_queries = 8192  # FastScan's reservoirs like batches of 4 to 16 thousand
@@ -24,10 +25,10 @@ class FaissSearch:
         return self.index.search(np.ascontiguousarray(queries, np.float32), min(k, self.index.ntotal))
 
 
-class Rescored:
+class Rescored(Search):
     """The neighbours of another engine, with distances computed anew from ``vectors(ids) -> (n, dim)``."""
 
-    def __init__(self, neighbors, vectors: Callable[[np.ndarray], np.ndarray], metric: str):
+    def __init__(self, neighbors: Search, vectors: Callable[[np.ndarray], np.ndarray], metric: str):
         self.neighbors, self.vectors, self.metric = neighbors, vectors, metric
         self.preferred_queries = neighbors.preferred_queries
 

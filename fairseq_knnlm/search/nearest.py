@@ -5,6 +5,7 @@ through makes it one comparison a candidate. A guess that was wrong is noticed, 
 """
 
 import math
+from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..threads import for_each
 
+PARTS_AT_ONCE = 8  # of 1024 queries, whose neighbours are returned together
 SAMPLE_STRIDE = 16  # one candidate in 16 is looked at to guess the threshold
 
 
@@ -69,34 +71,40 @@ class NearestCandidates:
     def add(self, rows: Tensor, distances: Tensor, constants: Tensor, ids: np.ndarray) -> None:
         """rows (r,), ids (m,); the distances are the sum of (r, m) and (r,). Thread-safe."""
         below = distances <= (self._thresholds[rows] - constants)[:, None]
-        row, column = below.nonzero(as_tuple=True)  # row by row
-        counts = torch.bincount(row, minlength=len(rows))
-        place = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
-        kept = pack(distances[row, column] + constants[row], torch.from_numpy(ids)[column])
+        counts = below.sum(dim=1)
+        found = below.flatten().nonzero()[:, 0]  # row by row
+        row = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        column = found - row * distances.size(1)
+        kept = pack(distances.flatten()[found] + constants[row], torch.from_numpy(ids)[column])
         with self._lock:
             filled = self._filled[rows]
             self._filled[rows] = filled + counts
             self._seen[rows] += distances.size(1)
         # Each block has places of its own now, so writing needs no lock.
-        place += filled[row]
-        if len(place) and place.max() >= self._capacity:
+        place = torch.arange(len(row)) + (filled - (counts.cumsum(0) - counts))[row]
+        if (filled + counts).max() > self._capacity:
             fits = place < self._capacity
             row, place, kept = row[fits], place[fits], kept[fits]
-        self._candidates[rows[row], place] = kept
+        self._candidates.flatten()[(rows * self._capacity)[row] + place] = kept
 
-    def result(self) -> tuple[Tensor, Tensor, Tensor]:
-        """distances (n, k), ids (n, k), best first, and which rows (n,) are right (their threshold was)."""
-        n, k = len(self._filled), min(self._k, self._capacity)
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of some rows at a time: distances (rows, k), ids (rows, k), best first, and whether each row's threshold was
+        right (rows,).
+        """
+        k = min(self._k, self._capacity)
         candidates = self._candidates.numpy()
-        distances, ids = torch.empty(n, k), torch.empty(n, k, dtype=torch.long)
 
-        def select(rows: slice) -> None:
+        def select(rows: slice) -> tuple[Tensor, Tensor]:
             candidates[rows].partition(k - 1, axis=1)
-            distances[rows], ids[rows] = unpack(torch.from_numpy(np.sort(candidates[rows, :k], axis=1)))
+            return unpack(torch.from_numpy(np.sort(candidates[rows, :k], axis=1)))
 
-        for_each(select, _parts(n))
         enough = (self._filled >= self._k) | (self._filled == self._seen)
-        return distances, ids, enough & (self._filled <= self._capacity)
+        right = enough & (self._filled <= self._capacity)
+        parts = _parts(len(self._filled))
+        for first in range(0, len(parts), PARTS_AT_ONCE):
+            some = parts[first : first + PARTS_AT_ONCE]
+            distances, ids = zip(*for_each(select, some))
+            yield torch.cat(distances), torch.cat(ids), right[some[0][0].start : some[-1][0].stop]
 
 
 # A candidate is one integer that sorts by distance: the distance's bits above, the id beneath.
