@@ -100,13 +100,15 @@ class OriginalScorer(SequenceScorer):
         hypotheses = super().generate(models, sample, **kwargs)
         type(self).model_seconds += time.perf_counter() - started
         keys = self.extractor.pop()
-        for row, (hypothesis, *_) in enumerate(hypotheses):
-            start = sample["start_indices"][row] if "start_indices" in sample else 0
-            tokens, scores = hypothesis["tokens"], hypothesis["positional_scores"]
-            queries = keys[row, start : start + len(tokens)].contiguous()
-            knn = self.knn.target_log_probs(queries, tokens, self.temperature)
-            mixed = torch.logaddexp(scores + np.log(1 - self.weight), knn + np.log(self.weight))
-            hypothesis["positional_scores"] = mixed
+        rows, queries = [hypothesis for hypothesis, *_ in hypotheses], []
+        for number, row in enumerate(rows):
+            start = sample["start_indices"][number] if "start_indices" in sample else 0
+            queries.append(keys[number, start : start + len(row["tokens"])])
+        tokens = torch.cat([row["tokens"] for row in rows])
+        knn = self.knn.target_log_probs(torch.cat(queries), tokens, self.temperature)
+        for row, own in zip(rows, knn.split([len(row["tokens"]) for row in rows])):
+            scores = row["positional_scores"]
+            row["positional_scores"] = torch.logaddexp(scores + np.log(1 - self.weight), own + np.log(self.weight))
         return hypotheses
 
 

@@ -13,6 +13,7 @@ from fairseq_knnlm.retrieval import Retriever, make_engine
 from fairseq_knnlm.search import ExactSearch
 from fairseq_knnlm.subsample import subsample
 
+from .command import warm
 from .original import NPROBE, K, PlainKNN, build_from, write_raw
 from .setting import Setting
 
@@ -52,6 +53,7 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
     auto = build_index_if_missing(store, "auto", "l2")
     raw = store.folder / "raw"
     write_raw(store, raw, paper)
+    warm(raw / "keys", paper, *([index_file(store, "auto")] if auto.factory else []))
     plain = PlainKNN(raw)
     sample = queries[:: max(1, len(queries) // 200)]
     _, truth = ExactSearch(store, "l2").search(sample.numpy(), K)

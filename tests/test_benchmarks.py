@@ -1,6 +1,7 @@
 """The benchmark measures what it says: its plain methods agree with ours, and its tables can be read."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from test_index import make_store
 
 from benchmarks import __main__ as benchmark
-from benchmarks import original, search
+from benchmarks import build, original, search
+from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index, index_file
 from fairseq_knnlm.retrieval import Retriever, make_engine
 
@@ -51,3 +53,20 @@ def test_search_rows_and_tables(store, queries, monkeypatch):
     result = {"about": {"part": 80}, "search": {"3,000": rows}, "dump": {"forward": 10.0, "dump": 9.0, "ratio": 0.9}}
     page = benchmark.pages(json.loads(json.dumps(result)), markdown=True)
     assert "| 3,000 | ours, k = all |" in page and "| dump / forward pass | 0.900 |" in page
+
+
+def test_building_both_indexes(store, tmp_path, monkeypatch):
+    """The datastore's own indexes stay as they are."""
+    before = sorted(store.folder.rglob("*"))
+
+    def run(_, __, folder, ___, name):
+        build_index(Datastore(folder), name, "l2")
+        return {"peak_memory": 5}
+
+    monkeypatch.setattr(build, "run", run)
+    setting = SimpleNamespace(datastore=store.folder, work=tmp_path, open_datastore=lambda: store)
+    result = build.measure(setting)
+    assert sorted(store.folder.rglob("*")) == before and not any(tmp_path.iterdir())
+    assert result["indexes"]["paper"]["factory"].endswith("PQ64") and result["indexes"]["paper"]["bytes"] > 0
+    header, lines = build.table(json.loads(json.dumps(result)))
+    assert [len(line) for line in lines] == [len(header)] * 2
