@@ -21,7 +21,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
-PAGES = ("memories", "scaling", "domains", "keys", "scores", "curves", "where", "spalm")
+PAGES = ("memories", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "spalm")
 
 
 class Runner:

@@ -10,7 +10,7 @@ from fairseq_knnlm import index as index_module
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.index import build_index, build_index_if_missing, list_indexes, open_index, plan_index
-from fairseq_knnlm.search import ClusterSearch, ExactSearch, FaissSearch, Rescored, nearest
+from fairseq_knnlm.search import ClusterSearch, ExactSearch, FaissSearch, Rescored, ivf, nearest
 from fairseq_knnlm.verify import verify
 
 DIM = 64
@@ -240,6 +240,21 @@ def test_cluster_search_equals_faiss(store, queries, metric, k, nprobe):
     np.testing.assert_array_equal(ids >= 0, found)
     np.testing.assert_allclose(distances[found], expected[found], rtol=1e-4, atol=1e-3)
     assert (ids == expected_ids).mean() > 0.99  # ties
+
+
+def test_neighbours_in_parts(store, monkeypatch):
+    """However little memory there is for candidates, and in whatever parts they come."""
+    many = np.repeat(store.gather_keys(np.arange(700)).astype(np.float32), 3, axis=0)
+    index = open_index(store, build_index(store, "IVF16,SQfp16", "l2"))
+    engine = ClusterSearch(index, store, "l2", 4)
+    expected, expected_ids = FaissSearch(index, 4).search(many, 20)
+    for budget, parts_at_once in ((1 << 21, 8), (1 << 30, 1)):
+        monkeypatch.setattr(ivf, "SEARCH_BYTES", budget)
+        monkeypatch.setattr(nearest, "PARTS_AT_ONCE", parts_at_once)
+        parts = list(engine.search_in_parts(many, 20))
+        assert len(parts) > 2 and sum(len(ids) for _, ids in parts) == len(many)
+        np.testing.assert_allclose(np.concatenate([part for part, _ in parts]), expected, rtol=1e-4, atol=1e-3)
+        assert (np.concatenate([ids for _, ids in parts]) == expected_ids).mean() > 0.98  # ties
 
 
 def test_packed_candidates_sort_by_distance():

@@ -40,6 +40,7 @@ tiny=(--tokens-per-sample 128 --context-window 32 --parts 8)
 page memories "$WORK/all" "$CHECKPOINT"
 page scaling "$WORK/all" "$WORK/all/lm/checkpoint_best.pt" --little "$WORK/little/lm/checkpoint_best.pt" "${tiny[@]}"
 page domains "$WORK/other" "$WORK/other/lm/checkpoint_best.pt" --foreign "$WORK/all/lm/checkpoint_best.pt" "${tiny[@]}"
+page mixtures "$WORK/all" "$CHECKPOINT"
 page keys "$WORK/little" "$CHECKPOINT" --context-window 32
 page scores "$WORK/all" "$CHECKPOINT" --parts 40
 page curves "$WORK/all" "$CHECKPOINT" --parts 20 --other "$WORK/other"
