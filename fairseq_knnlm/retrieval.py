@@ -72,10 +72,10 @@ class Retriever:
             return log_probs[0].to(targets.device)
         log_probs = []
         for distances, ids in self.engine.search_in_parts(vectors, self.k):
+            own, wanted = wanted[: len(ids)], wanted[len(ids) :]
             for first in range(0, len(ids), ROWS_AT_ONCE):
                 rows = slice(first, first + ROWS_AT_ONCE)
-                log_probs.append(self._of_targets(distances[rows], ids[rows], wanted[rows], keep))
-            wanted = wanted[len(ids) :]
+                log_probs.append(self._of_targets(distances[rows], ids[rows], own[rows], keep))
         return torch.cat(log_probs).to(targets.device) if log_probs else torch.empty(0)
 
     def _of_targets(self, distances: np.ndarray, ids: np.ndarray, targets: np.ndarray, keep: Keep | None) -> Tensor:

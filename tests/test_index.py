@@ -7,9 +7,11 @@ import torch
 from reference import knn_probability
 
 from fairseq_knnlm import index as index_module
+from fairseq_knnlm import retrieval
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.index import build_index, build_index_if_missing, list_indexes, open_index, plan_index
+from fairseq_knnlm.retrieval import Retriever
 from fairseq_knnlm.search import ClusterSearch, ExactSearch, FaissSearch, Rescored, ivf, nearest
 from fairseq_knnlm.verify import verify
 
@@ -255,6 +257,14 @@ def test_neighbours_in_parts(store, monkeypatch):
         assert len(parts) > 2 and sum(len(ids) for _, ids in parts) == len(many)
         np.testing.assert_allclose(np.concatenate([part for part, _ in parts]), expected, rtol=1e-4, atol=1e-3)
         assert (np.concatenate([ids for _, ids in parts]) == expected_ids).mean() > 0.98  # ties
+        # each part's neighbours go with its own targets
+        targets = store.values[np.repeat(np.arange(700), 3)].astype(np.int64)
+        retriever = Retriever(store, engine, 20, 0.25, 3.0, "l2")
+        monkeypatch.setattr(retrieval, "ROWS_AT_ONCE", 100)
+        log_probs = retriever.target_log_probs(torch.from_numpy(many), torch.from_numpy(targets))
+        shares = np.exp(-(expected - expected.min(axis=1, keepdims=True)) / 3.0)
+        of_target = (shares * (store.values[expected_ids] == targets[:, None])).sum(axis=1) / shares.sum(axis=1)
+        np.testing.assert_allclose(log_probs.exp(), of_target, rtol=1e-3, atol=1e-3)
 
 
 def test_packed_candidates_sort_by_distance():
