@@ -18,7 +18,7 @@ from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, cap
 from .protocol import MassSearch, Search
 
 QUERY_BYTES = 1 << 28  # for the queries that are searched at once
-SEARCH_BYTES = 5 << 28  # for candidates, in search: 1.25 GiB
+SEARCH_BYTES = 3 << 28  # for candidates, in search: 0.75 GiB
 FEW_QUERIES = 32
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thread a query

@@ -28,9 +28,12 @@ def sample_rank(k: int) -> int:
 
 
 def capacity(k: int) -> int:
-    """Room for the candidates below the threshold, of which there are stride * rank, give or take."""
+    """Room for the candidates below the threshold, of which there are stride * rank, give or take.
+
+    One query in a thousand has more.
+    """
     rank = sample_rank(k)
-    return math.ceil(SAMPLE_STRIDE * (rank + 5 * math.sqrt(rank)))
+    return math.ceil(SAMPLE_STRIDE * (rank + 3 * math.sqrt(rank)))
 
 
 class Thresholds:
