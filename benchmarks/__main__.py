@@ -3,9 +3,9 @@
     python -m benchmarks                                             # a small corpus, made as in the demo, into bench/
     python -m benchmarks --data DATA-BIN --path CHECKPOINT --work DIR [--datastore DIR] [PART ...]
 
-Parts: scoring (whole scoring, by command), search (recall, one query, growth with the number of entries), build (both
-indexes), dump. What takes long to make (datastore, indexes) is kept in the work folder and not made again; all else is
-measured anew. Run it on a machine that does nothing else, and compare rows of one run.
+Parts: scoring (whole scoring, by command), profile (of a search), search (recall, one query, growth with the number of
+entries), build (both indexes), dump. What takes long to make (datastore, indexes) is kept in the work folder and not
+made again; all else is measured anew. Run it on a machine that does nothing else, and compare rows of one run.
 """
 
 import argparse
@@ -19,17 +19,18 @@ import torch
 from fairseq_knnlm.analysis.report import table
 from fairseq_knnlm.files import write_json
 
-from . import build, dump, scoring, search
+from . import build, dump, profile, scoring, search
 from .setting import Setting, make_setting
 
-PARTS = ("scoring", "search", "build", "dump")
+PARTS = ("scoring", "profile", "search", "build", "dump")
 TITLES = {
     "scoring": "Scoring: times are for one token, perplexity is that of the first {part:,} tokens and tuned on them",
+    "profile": "Where the time of a search with k = all goes, over all of valid",
     "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
     "build": "Building an index",
     "dump": "Dumping keys, in turns with the bare forward pass",
 }
-TABLES = {"scoring": scoring.table, "search": search.table, "build": build.table, "dump": dump.table}
+MODULES = {"scoring": scoring, "profile": profile, "search": search, "build": build, "dump": dump}
 
 
 def parse() -> argparse.Namespace:
@@ -71,6 +72,7 @@ def measure(args: argparse.Namespace) -> dict:
     }
     measures = {
         "scoring": lambda: scoring.measure(setting),
+        "profile": lambda: profile.measure(setting),
         "search": lambda: search.measure(setting, [int(float(size)) for size in args.sizes.split(",") if size]),
         "build": lambda: build.measure(setting),
         "dump": lambda: dump.measure(setting.data, setting.path, "train", 6),
@@ -89,7 +91,7 @@ def pages(result: dict, markdown: bool) -> str:
     for part in PARTS:
         if part in result:
             title = TITLES[part].format(part=result["about"]["part"])
-            header, lines = TABLES[part](result[part])
+            header, lines = MODULES[part].table(result[part])
             texts.append(f"{title}.\n\n" + table(header, lines, markdown, left=("", "entries")))
     return "\n\n".join(texts)
 

@@ -35,7 +35,6 @@ def measure(setting: Setting) -> dict:
             part, "--path", setting.path, "--gen-subset", "valid", *setting.context, "--no-progress-bar",
         ),
         "disk": disk["paper"],
-        "build_seconds": indexes["paper"].seconds,
     }  # fmt: skip
     warm(index_file(store, "auto"))
     for k in ("1024", "all"):
@@ -44,7 +43,6 @@ def measure(setting: Setting) -> dict:
             **setting.eval_lm(*knn, "--knn-k", k, *choice[k]),
             "perplexity": perplexity,
             "disk": disk["auto"],
-            "build_seconds": indexes["auto"].seconds,
         }
     original = rows["original, k = 1024"]
     whole = original["tokens"] / original["tokens_per_second"]
@@ -66,7 +64,7 @@ def table(result: dict) -> tuple[list[str], list[list[str]]]:
     stock = rows["stock fairseq-eval-lm, bare LM"]["tokens_per_second"]
     original = rows["original, k = 1024"]["tokens_per_second"]
     header = ["", "tokens/s", "x original", "x stock", "model", "search", "rescoring", "mixing", "perplexity",
-              "peak memory", "disk", "index build"]  # fmt: skip
+              "peak memory", "disk"]  # fmt: skip
     lines = []
     for name, row in rows.items():
         speed = row["tokens_per_second"]
@@ -78,6 +76,5 @@ def table(result: dict) -> tuple[list[str], list[list[str]]]:
             name, f"{speed:,.0f}", f"{speed / original:.2f}", f"{speed / stock:.2f}", *parts,
             f"{row['perplexity']:.2f}", f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
             f"{row['disk'] / 1e9:.1f} GB" if "disk" in row else "",
-            f"{row['build_seconds']:.0f} s" if "build_seconds" in row else "",
         ])  # fmt: skip
     return header, lines

@@ -73,7 +73,6 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
             "recall": _recall(engine.search(sample.numpy(), K)[1], truth),
             "queries_per_second": _speed(lambda r=retriever: r.target_log_probs(queries, targets), queries),
             **_latency(lambda query, r=retriever: r.vocabulary_log_probs(query, vocabulary), queries),
-            "build_seconds": auto.seconds,
         }
     return rows
 
@@ -101,7 +100,7 @@ def _latency(work: Callable[[torch.Tensor], object], queries: torch.Tensor) -> d
 
 
 def table(results: dict) -> tuple[list[str], list[list[str]]]:
-    header = ["entries", "", "recall@1024", "queries/s", "x original", "p50", "p95", "index build"]
+    header = ["entries", "", "recall@1024", "queries/s", "x original", "p50", "p95"]
     lines = []
     for entries, rows in results.items():
         original = rows["original, k = 1024"]["queries_per_second"]
@@ -110,6 +109,5 @@ def table(results: dict) -> tuple[list[str], list[list[str]]]:
             lines.append([
                 entries, name, f"{row['recall']:.3f}", f"{speed:,.0f}", f"{speed / original:.1f}",
                 f"{row['p50_ms']:.2f} ms", f"{row['p95_ms']:.2f} ms",
-                f"{row['build_seconds']:.0f} s" if "build_seconds" in row else "",
             ])  # fmt: skip
     return header, lines

@@ -9,7 +9,7 @@ import torch
 from test_index import make_store
 
 from benchmarks import __main__ as benchmark
-from benchmarks import build, original, search
+from benchmarks import build, original, profile, search
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index, index_file
 from fairseq_knnlm.retrieval import Retriever, make_engine
@@ -70,3 +70,14 @@ def test_building_both_indexes(store, tmp_path, monkeypatch):
     assert result["indexes"]["paper"]["factory"].endswith("PQ64") and result["indexes"]["paper"]["bytes"] > 0
     header, lines = build.table(json.loads(json.dumps(result)))
     assert [len(line) for line in lines] == [len(header)] * 2
+
+
+def test_profile_of_a_search(store, tmp_path):
+    setting = SimpleNamespace(work=tmp_path, open_datastore=lambda: store, eval_lm=lambda *_: None)
+    (tmp_path / "valid").symlink_to(store.folder)
+    functions = [getattr(*place) for place in profile.STEPS.values()]
+    result = profile.measure(setting)
+    assert result["queries"] == len(store) and set(result["steps"]) == {*profile.STEPS, profile.REST}
+    assert [getattr(*place) for place in profile.STEPS.values()] == functions
+    header, lines = profile.table(json.loads(json.dumps(result)))
+    assert [len(line) for line in lines] == [len(header)] * 4
