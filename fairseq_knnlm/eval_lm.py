@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from fairseq.sequence_scorer import SequenceScorer
+from fairseq.utils import apply_to_sample
 
 from .errors import KnnlmError
 from .scorer import KNNSequenceScorer
@@ -67,6 +68,8 @@ class EvalBatches:
         group: list[dict] = []
         warm_up: list[dict] = []
         for batch in self._batches:
+            # What a worker has read is a file descriptor a tensor, as long as it is kept, and 1024 of them are few.
+            batch = apply_to_sample(torch.clone, batch)
             if any(start <= batch["id"][0] < stop for start, stop in self._warm_up):
                 warm_up.append(batch)
                 continue
