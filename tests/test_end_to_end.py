@@ -13,6 +13,7 @@ from conftest import REPO, eval_lm, eval_lm_here, run
 from reference import has_tie, knn_probability, load, mixture
 
 from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.index import build_index_if_missing
 
 TOLERANCE = 1e-4
 
@@ -102,6 +103,7 @@ def test_mask_and_score(evaluate, corpus, adaptive_model, dump, queries, lm_scor
     )  # fmt: skip
     keys, values = load(Datastore(folder))
     keys = keys.astype(np.float32)
+    build_index_if_missing(Datastore(folder), "IVF16,PQ8", "l2")  # the exact neighbours with exact distances need none
     index = faiss.read_index(str(folder / "index" / "IVF16_PQ8" / "index.faiss"))
     index.nprobe = 4
     index.make_direct_map()
