@@ -98,13 +98,13 @@ class KeyDumper(SequenceScorer):
         for batch in sample["warm_up"]:  # a model with a memory has to know what came before
             model(**batch["net_input"], features_only=True)
         batches = sample["batches"]
-        for keys, values in for_each_batch(model, lambda batch: self.entries(model, batch), batches):
+        for keys, values in for_each_batch(model, lambda batch: self._entries(model, batch), batches):
             self._append(keys, values)
         # There is no loss; NaN says so where 0 would pass for one.
         rows = (row[mask] for batch in batches for row, mask in zip(batch["target"], own_positions(batch)))
         return [[{"tokens": row, "positional_scores": row * float("nan")}] for row in rows]
 
-    def entries(self, model: nn.Module, batch: dict) -> tuple[np.ndarray, np.ndarray]:
+    def _entries(self, model: nn.Module, batch: dict) -> tuple[np.ndarray, np.ndarray]:
         """Keys (n, C) and values (n,) of a batch, in corpus order."""
         own = own_positions(batch, self.skip)
         keys = self.extractor.run(model, batch["net_input"])[own]

@@ -99,7 +99,10 @@ class KNNSequenceScorer(SequenceScorer):
         clock = _Clock(self.seconds)
         batches = sample["batches"]
         progress = "model" if self.retrievers else None  # there, many batches are one step of fairseq's own bar
-        run = lambda batch: self.run_model(model, batch)[:3]  # noqa: E731  features would fill the memory
+
+        def run(batch: dict) -> tuple[Tensor, Tensor, list[Tensor]]:
+            return self.run_model(model, batch)[:3]  # the features of all batches would fill the memory
+
         targets, lm, queries = zip(*for_each_batch(model, run, batches, progress))
         targets, lm, queries = torch.cat(targets), torch.cat(lm), [torch.cat(parts) for parts in zip(*queries)]
         clock.stop("model")

@@ -17,6 +17,7 @@ class TargetMass:
         """targets (n,)."""
         self.targets = np.asarray(targets, np.int64)
         self._ascending = sorted(enumerate(factors), key=lambda numbered: numbered[1])
+        self._alone = factors == [1]  # then the similarities need not be kept for another factor
         self._log_total = torch.full((len(factors), len(targets)), -torch.inf, dtype=torch.double)
         self._log_target = self._log_total.clone()
         self._lock = Lock()
@@ -36,7 +37,7 @@ class TargetMass:
             half = shares.pop(factor / 2, None)
             if half is not None:
                 share = half.square_()
-            elif len(self._ascending) == 1:
+            elif self._alone:
                 share = similarities.exp_()
             else:
                 share = (similarities * factor).exp_()
