@@ -209,10 +209,12 @@ def test_dump_does_not_depend_on_batches_workers_or_parts(corpus, adaptive_model
 
 def test_killed_dump_resumes(corpus, adaptive_model, dump, tmp_path):
     folder = tmp_path / "store"
+    # Writing what it has after every batch: in groups, this little text would be written at once.
+    main = "from fairseq_knnlm import task; task.CPU_GROUP_TOKENS = 1; from fairseq_cli import eval_lm; eval_lm.cli_main()"
     command = [
-        sys.executable, "-m", "fairseq_cli.eval_lm", corpus, "--user-dir", "fairseq_knnlm", "--task",
-        "knn_language_modeling", "--path", adaptive_model, "--cpu", "--tokens-per-sample", "64", "--context-window",
-        "32", "--max-tokens", "64", "--gen-subset", "train", "--knn-dump", folder, "--no-progress-bar",
+        sys.executable, "-c", main, corpus, "--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling",
+        "--path", adaptive_model, "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "64",
+        "--gen-subset", "train", "--knn-dump", folder, "--no-progress-bar",
     ]  # fmt: skip
     process = subprocess.Popen(list(map(str, command)), cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
@@ -220,7 +222,8 @@ def test_killed_dump_resumes(corpus, adaptive_model, dump, tmp_path):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    finished = {path.name: path.stat().st_mtime_ns for path in folder.glob("keys-*.npy")}
+    records = [path.stem.removeprefix("shard-") for path in folder.glob("shard-*.json")]  # of what is whole
+    finished = {name: (folder / name).stat().st_mtime_ns for name in (f"keys-{number}.npy" for number in records)}
     assert finished, "killed too late or too early for the test to mean anything"
     eval_lm(corpus, adaptive_model, "--gen-subset", "train", "--knn-dump", folder)
     for path in dump("train").glob("*.npy"):
