@@ -210,7 +210,8 @@ def test_dump_does_not_depend_on_batches_workers_or_parts(corpus, adaptive_model
 def test_killed_dump_resumes(corpus, adaptive_model, dump, tmp_path):
     folder = tmp_path / "store"
     # Writing what it has after every batch: in groups, this little text would be written at once.
-    main = "from fairseq_knnlm import task; task.CPU_GROUP_TOKENS = 1; from fairseq_cli import eval_lm; eval_lm.cli_main()"
+    one_by_one = "from fairseq_knnlm import task; task.CPU_GROUP_TOKENS = 1"
+    main = f"{one_by_one}; from fairseq_cli.eval_lm import cli_main; cli_main()"
     command = [
         sys.executable, "-c", main, corpus, "--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling",
         "--path", adaptive_model, "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "64",
