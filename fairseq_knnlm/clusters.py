@@ -7,19 +7,56 @@ import torch
 from torch import Tensor
 from tqdm import tqdm, trange
 
+from .threads import for_each
+
 ROWS = 1 << 14  # vectors compared with all centroids at once
 ROUNDS = 10  # of k-means
 
 
 def nearest_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: int = 1) -> Tensor:
     """The ``count`` best centroids of each vector, best first: (n, dim), (c, dim) -> (n, count)."""
-    # |v - c|^2 without |v|^2, which is the same for all centroids; for inner products the bias is zero
-    bias = torch.zeros(len(centroids)) if metric == "ip" else (centroids * centroids).sum(dim=1).mul_(-0.5)
+    bias = _bias(centroids, metric)
     parts = []
     for part in vectors.split(ROWS):
         scores = torch.addmm(bias, part.float(), centroids.T)
         parts.append(scores.argmax(dim=1, keepdim=True) if count == 1 else scores.topk(count, dim=1).indices)
     return torch.cat(parts)
+
+
+def _bias(centroids: Tensor, metric: str) -> Tensor:
+    """What v.c lacks to rank centroids: -|v - c|^2 / 2 without |v|^2, which all have in common; or nothing."""
+    return torch.zeros(len(centroids)) if metric == "ip" else (centroids * centroids).sum(dim=1).mul_(-0.5)
+
+
+class GroupedCentroids:
+    """Centroids that are in groups themselves: a vector is compared with those of the groups nearest to it only."""
+
+    def __init__(self, centres: Tensor, centroids: Tensor, metric: str):
+        """centres of the groups (g, dim), centroids (c, dim)."""
+        self._centres, self._metric = centres, metric
+        group = nearest_centroids(centroids, centres, metric)[:, 0]
+        self._members = [(group == number).nonzero()[:, 0] for number in range(len(centres))]
+        self._centroids = [centroids[numbers] for numbers in self._members]
+        self._biases = [_bias(part, metric) for part in self._centroids]
+
+    def nearest(self, vectors: Tensor, probe: int) -> Tensor:
+        """The best centroid of each vector among those of its ``probe`` nearest groups: (n, dim) -> (n,)."""
+        return torch.cat(for_each(self._nearest, [(part, probe) for part in vectors.split(ROWS)]))
+
+    def _nearest(self, vectors: Tensor, probe: int) -> Tensor:
+        groups = nearest_centroids(vectors, self._centres, self._metric, probe).flatten()  # (n * probe,)
+        visits = groups.argsort().div_(probe, rounding_mode="floor")  # vectors, by the group that they visit
+        best = torch.full((len(vectors),), -torch.inf)
+        nearest = torch.full((len(vectors),), -1)
+        counts = groups.bincount(minlength=len(self._centres)).tolist()
+        for group, rows in enumerate(visits.split(counts)):
+            if len(rows) and len(self._members[group]):
+                scores = torch.addmm(self._biases[group], vectors.index_select(0, rows), self._centroids[group].T)
+                scores, places = scores.max(dim=1)
+                better = scores > best[rows]
+                rows = rows[better]
+                best[rows], nearest[rows] = scores[better], self._members[group][places[better]]
+        return nearest
 
 
 def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int) -> np.ndarray:

@@ -161,11 +161,19 @@ class Datastore:
         return np.concatenate(self._values)
 
     def key_blocks(self, rows: int = 1 << 16, start: int = 0) -> Iterator[np.ndarray]:
-        """Stream the stored keys in order from entry ``start``, at most ``rows`` at once."""
+        """Stream the stored keys in order from entry ``start``, at most ``rows`` at once.
+
+        They are read, not mapped: mapped pages would count as memory of this process until the system needs them.
+        """
         for shard, keys in zip(self.shards, self._keys):
             first = max(start - shard.start, 0)
-            for row in range(first, shard.rows, rows):
-                yield keys[row : min(row + rows, shard.rows)]
+            if first >= shard.rows:
+                continue
+            with open(self.folder / shard.keys_name, "rb") as file:
+                file.seek(keys.offset + first * keys.strides[0])
+                for row in range(first, shard.rows, rows):
+                    count = min(rows, shard.rows - row) * self.dim
+                    yield np.fromfile(file, keys.dtype, count).reshape(-1, self.dim)
 
     def gather_keys(self, ids: np.ndarray) -> np.ndarray:
         """Keys of the given entries: ids (n,) -> (n, dim) in the stored dtype."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .clusters import ROUNDS, nearest_centroids, train_centroids, train_two_level_centroids
+from .clusters import ROUNDS, GroupedCentroids, nearest_centroids, train_centroids, train_two_level_centroids
 from .datastore import Datastore
 from .errors import KnnlmError
 from .files import check_disk_space, disk_full, file_sha256, human_bytes, read_ahead, read_json, write_json
@@ -33,7 +33,7 @@ ENTRIES_PER_CLUSTER = 640
 # the centroids are in clusters themselves, of which the nearest are looked at when a key is added or searched.
 MOST_PLAIN_CLUSTERS = 2048
 GROUPS_FOR_ADDING = 4
-SLOWER_BY_FAISS = 8  # finding one of them in groups, beside a matrix product of as many comparisons
+SLOWER_IN_GROUPS = 2  # than one matrix product of as many comparisons
 GROUPS_FOR_SEARCHING = 8
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
@@ -184,7 +184,7 @@ def build_index(datastore: Datastore, spec: str, metric: str, name: str | None =
         info.sha256 = file_sha256(work / "index.faiss")
         info.bytes = (work / "index.faiss").stat().st_size
     info.seconds = round(time.perf_counter() - started, 1)
-    for leftover in ("added.faiss", "added.json", "build.json"):
+    for leftover in ("trained.faiss", "clusters", "added.faiss", "build.json"):
         (work / leftover).unlink(missing_ok=True)
     write_json(work / "index.json", asdict(info))
     if folder.exists():  # built before, from other keys or with another spec of this name
@@ -204,20 +204,22 @@ def _estimate(plan: IndexPlan, datastore: Datastore) -> str:
     in_training, in_adding = count, count
     if groups:
         in_training, in_adding = groups + count / groups, groups + GROUPS_FOR_ADDING * count / groups
-        in_adding *= SLOWER_BY_FAISS
+        in_adding *= SLOWER_IN_GROUPS
     flops = 2 * datastore.dim * (ROUNDS * in_training * plan.train_size + in_adding * len(datastore))
     block = torch.ones((4096, datastore.dim))
-    nearest_centroids(block, block, "l2")
-    started = time.perf_counter()
-    nearest_centroids(block, block, "l2")
-    speed = 2 * 4096 * 4096 * datastore.dim / (time.perf_counter() - started)
+    times = []
+    for _ in range(3):  # the first is slow, and another may be disturbed
+        started = time.perf_counter()
+        nearest_centroids(block, block, "l2")
+        times.append(time.perf_counter() - started)
+    speed = 2 * 4096 * 4096 * datastore.dim / min(times)
     minutes = flops / speed / 60
     return f"{minutes * 60:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
 
 
 def _discard_other_build(work: Path, info: IndexInfo, seed: int) -> None:
     """Continue an interrupted build only if it is the same one."""
-    same = {"factory": info.factory, "metric": info.metric, "keys": info.keys_fingerprint, "seed": seed}
+    same = {"factory": info.factory, "metric": info.metric, "keys": info.keys_fingerprint, "seed": seed, "version": 2}
     record = work / "build.json"
     if not record.exists() or read_json(record) != same:
         for path in work.iterdir():
@@ -227,8 +229,9 @@ def _discard_other_build(work: Path, info: IndexInfo, seed: int) -> None:
 
 def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, seed: int) -> faiss.Index:
     """The index after training, or with the entries that an interrupted build had added."""
-    if (work / "added.faiss").exists():
-        return faiss.read_index(str(work / "added.faiss"))
+    for path in (work / "added.faiss", work / "trained.faiss"):
+        if path.exists():
+            return faiss.read_index(str(path))
     index = faiss.index_factory(datastore.dim, plan.factory, _faiss_metric(metric))
     ivf = extract_ivf(index)
     if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
@@ -238,10 +241,12 @@ def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, see
     if index.is_trained:
         return index
     rows = np.random.default_rng(seed).choice(len(datastore), plan.train_size, replace=False)
-    sample = datastore.gather_keys(np.sort(rows)).astype(np.float32)
+    # from a datastore of its own, so that the pages it touches are not mapped any longer than it takes
+    sample = Datastore(datastore.folder).gather_keys(np.sort(rows)).astype(np.float32)
     logger.info(f"training on {plan.train_size:,} keys")
-    groups = clusters_of_clusters(index)
-    if _has_plain_clusters(index):
+    bare = _bare_ivf(index)
+    groups = _clusters_of_clusters(bare)
+    if _has_plain_clusters(bare):
         # FAISS takes the clusters that are there and trains the codes only
         ivf.quantizer.add(train_centroids(sample, ivf.nlist, metric, seed))
     elif groups is not None:
@@ -252,59 +257,98 @@ def _trained(datastore: Datastore, plan: IndexPlan, metric: str, work: Path, see
     elif ivf is not None:
         ivf.cp.seed = seed
     index.train(sample)
+    _write_faiss(index, work / "trained.faiss")
     return index
 
 
-def _has_plain_clusters(index: faiss.Index) -> bool:
-    """Whether the clusters are a list of centroids of the keys themselves (no PCA before, no graph over them)."""
-    ivf = extract_ivf(index)
-    if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) or ivf is None:
-        return False
-    return isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
+def _bare_ivf(index: faiss.Index) -> faiss.IndexIVF | None:
+    """The index itself, if it has clusters of the keys as they are (no PCA before, no refinement after)."""
+    return None if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) else extract_ivf(index)
 
 
-def clusters_of_clusters(index: faiss.Index) -> faiss.IndexIVF | None:
-    """The IVF index over the centroids, as in ``IVF16384(IVF128,Flat),...``, if there is one and no PCA before it."""
-    ivf = extract_ivf(index)
-    if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) or ivf is None:
-        return None
-    quantizer = faiss.downcast_index(ivf.quantizer)
+def _has_plain_clusters(ivf: faiss.IndexIVF | None) -> bool:
+    """Whether the clusters are a list of centroids (no graph over them)."""
+    return ivf is not None and isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
+
+
+def _clusters_of_clusters(ivf: faiss.IndexIVF | None) -> faiss.IndexIVF | None:
+    """The IVF index over the centroids, as in ``IVF16384(IVF128,Flat),...``, if there is one."""
+    quantizer = None if ivf is None else faiss.downcast_index(ivf.quantizer)
     return quantizer if isinstance(quantizer, faiss.IndexIVF) else None
-
-
-def _adder(index: faiss.Index, metric: str) -> Callable[[np.ndarray], None]:
-    """How to add a block of keys (n, dim) float32 to the index: with clusters found by torch where FAISS takes them."""
-    ivf = extract_ivf(index)
-    if not _has_plain_clusters(index) or isinstance(ivf, faiss.IndexIVFFastScan):
-        return index.add
-    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist))
-
-    def add(block: np.ndarray) -> None:
-        clusters = nearest_centroids(torch.from_numpy(block), centroids, metric)[:, 0].numpy()
-        ids = np.arange(ivf.ntotal, ivf.ntotal + len(block))
-        ivf.add_core(len(block), faiss.swig_ptr(block), faiss.swig_ptr(ids), faiss.swig_ptr(clusters))
-
-    return add
 
 
 def _add(datastore: Datastore, index: faiss.Index, metric: str, work: Path) -> None:
     """Add the entries that are not in the index yet, one block of keys in memory at a time."""
-    add = _adder(index, metric)
-    groups = clusters_of_clusters(index)
+    ivf = _bare_ivf(index)
+    groups = _clusters_of_clusters(ivf)
     if groups is not None:
-        groups.nprobe = GROUPS_FOR_ADDING
+        groups.nprobe = GROUPS_FOR_ADDING  # where FAISS finds the clusters itself
+    if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
+        _add_in_order(datastore, index, work)
+    else:
+        _add_by_cluster(datastore, ivf, metric, work)
+    if groups is not None:
+        groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
+
+
+def _add_in_order(datastore: Datastore, index: faiss.Index, work: Path) -> None:
+    """As FAISS does it; what has been added is written now and then."""
     started = time.perf_counter()
     with tqdm(total=len(datastore), initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
         for block in datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
-            add(np.ascontiguousarray(block, np.float32))
+            index.add(np.ascontiguousarray(block, np.float32))
             bar.update(len(block))
             if time.perf_counter() - started > CHECKPOINT_SECONDS and index.ntotal < len(datastore):
                 before = time.perf_counter()
                 _write_faiss(index, work / "added.faiss")
                 # Writing a large index takes long; let it be a twentieth of the time at most.
                 started = time.perf_counter() + max(0.0, 20 * (time.perf_counter() - before) - CHECKPOINT_SECONDS)
-    if groups is not None:
-        groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
+
+
+def _add_by_cluster(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, work: Path) -> None:
+    """Find the cluster of every key first, so that each list is given its room at once.
+
+    Lists that grow leave their former places behind, which at the end is half as much again as the index.
+    """
+    clusters = _find_clusters(datastore, ivf, metric, work / "clusters")
+    for number, size in enumerate(np.bincount(clusters, minlength=ivf.nlist).tolist()):
+        ivf.invlists.resize(number, size)
+        ivf.invlists.resize(number, 0)  # which keeps the room
+    with tqdm(total=len(datastore), unit=" keys", unit_scale=True, desc="adding") as bar:
+        for block in datastore.key_blocks(ADD_BLOCK):
+            keys = np.ascontiguousarray(block, np.float32)
+            ids = np.arange(ivf.ntotal, ivf.ntotal + len(keys))
+            numbers = clusters[ids].astype(np.int64)
+            ivf.add_core(len(keys), faiss.swig_ptr(keys), faiss.swig_ptr(ids), faiss.swig_ptr(numbers))
+            bar.update(len(keys))
+
+
+def _find_clusters(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Path) -> np.ndarray:
+    """The cluster of every key, (entries,) int32; from a file that an interrupted build goes on with."""
+    find = _cluster_finder(ivf, metric)
+    try:
+        with open(path, "ab") as file:
+            done = file.tell() // 4
+            file.truncate(4 * done)
+            with tqdm(total=len(datastore), initial=done, unit=" keys", unit_scale=True, desc="assigning") as bar:
+                for block in datastore.key_blocks(ADD_BLOCK, start=done):
+                    file.write(find(np.ascontiguousarray(block, np.float32)).astype(np.int32))
+                    bar.update(len(block))
+    except OSError as error:
+        raise disk_full(error, path) from error
+    return np.fromfile(path, np.int32)
+
+
+def _cluster_finder(ivf: faiss.IndexIVF, metric: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Keys (n, dim) float32 -> the cluster of each (n,)."""
+    groups = _clusters_of_clusters(ivf)
+    if groups is None and not _has_plain_clusters(ivf):
+        return lambda keys: ivf.quantizer.assign(keys, 1)[:, 0]
+    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist))
+    if groups is None:
+        return lambda keys: nearest_centroids(torch.from_numpy(keys), centroids, metric)[:, 0].numpy()
+    grouped = GroupedCentroids(torch.from_numpy(groups.quantizer.reconstruct_n(0, groups.nlist)), centroids, metric)
+    return lambda keys: grouped.nearest(torch.from_numpy(keys), GROUPS_FOR_ADDING).numpy()
 
 
 def _write_faiss(index: faiss.Index, path: Path) -> None:

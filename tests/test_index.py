@@ -6,8 +6,8 @@ import pytest
 import torch
 from reference import knn_probability
 
+from fairseq_knnlm import clusters, retrieval
 from fairseq_knnlm import index as index_module
-from fairseq_knnlm import retrieval
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.index import build_index, build_index_if_missing, list_indexes, open_index, plan_index
@@ -123,9 +123,10 @@ def test_several_indexes_and_the_default(store):
     assert build_index_if_missing(store, None, "ip").name == "auto-ip"
 
 
-def test_interrupted_build_resumes(store, monkeypatch, caplog):
+@pytest.mark.parametrize("spec", ["IVF16,SQfp16", "IVF16(IVF4,Flat),SQfp16", "IVF16,PQ8x4fs"])
+def test_interrupted_build_resumes(store, monkeypatch, caplog, spec):
     caplog.set_level("INFO")
-    whole = build_index(store, "IVF16,SQfp16", "l2", name="whole")
+    whole = build_index(store, spec, "l2", name="whole")
     monkeypatch.setattr(index_module, "ADD_BLOCK", 200)
     monkeypatch.setattr(index_module, "CHECKPOINT_SECONDS", -1)
     blocks = Datastore.key_blocks
@@ -138,12 +139,28 @@ def test_interrupted_build_resumes(store, monkeypatch, caplog):
 
     monkeypatch.setattr(Datastore, "key_blocks", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_index(store, "IVF16,SQfp16", "l2", name="part")
+        build_index(store, spec, "l2", name="part")
     assert [index.name for index in list_indexes(store)] == ["whole"]
     monkeypatch.setattr(Datastore, "key_blocks", blocks)
     caplog.clear()
-    part = build_index(store, "IVF16,SQfp16", "l2", name="part")
+    part = build_index(store, spec, "l2", name="part")
     assert "training" not in caplog.text and part.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_clusters_in_groups_are_those_that_faiss_finds(store, metric, monkeypatch):
+    monkeypatch.setattr(clusters, "ROWS", 500)
+    index = open_index(store, build_index(store, "IVF64(IVF8,Flat),SQfp16", metric))
+    groups = faiss.downcast_index(index.quantizer)
+    centres = torch.from_numpy(groups.quantizer.reconstruct_n(0, 8))
+    centroids = torch.from_numpy(index.quantizer.reconstruct_n(0, 64))
+    keys = torch.from_numpy(keys_of(store))
+    grouped = clusters.GroupedCentroids(centres, centroids, metric)
+    for groups.nprobe in (1, 3, 8):
+        expected = index.quantizer.assign(keys.numpy(), 1)[:, 0]
+        assert (grouped.nearest(keys, groups.nprobe).numpy() == expected).mean() > 0.999  # ties
+    everywhere = clusters.nearest_centroids(keys, centroids, metric)[:, 0]
+    assert (grouped.nearest(keys, 8) == everywhere).float().mean() > 0.999
 
 
 def test_memory_stays_bounded(store, monkeypatch):
@@ -155,7 +172,7 @@ def test_memory_stays_bounded(store, monkeypatch):
         Datastore, "key_blocks", lambda self, *a, **k: (sizes.append(len(b)) or b for b in blocks(self, *a, **k))
     )
     build_index(store, "IVF16,PQ8", "l2")
-    assert max(sizes) <= 200 and sum(sizes) == len(store)
+    assert max(sizes) <= 200 and sum(sizes) == 2 * len(store)  # once for its cluster, once to add it
 
 
 # --- refusing -------------------------------------------------------------------------------------------------------
@@ -251,9 +268,10 @@ def test_neighbours_in_parts(store, monkeypatch):
     index = open_index(store, build_index(store, "IVF16,SQfp16", "l2"))
     engine = ClusterSearch(index, store, "l2", 4)
     expected, expected_ids = FaissSearch(index, 4).search(many, 20)
-    for budget, parts_at_once in ((1 << 21, 8), (1 << 30, 1)):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for budget, parts_a_thread in ((1 << 21, 8), (1 << 30, 1)):
         monkeypatch.setattr(ivf, "SEARCH_BYTES", budget)
-        monkeypatch.setattr(nearest, "PARTS_AT_ONCE", parts_at_once)
+        monkeypatch.setattr(nearest, "PARTS_A_THREAD", parts_a_thread)
         parts = list(engine.search_in_parts(many, 20))
         assert len(parts) > 2 and sum(len(ids) for _, ids in parts) == len(many)
         np.testing.assert_allclose(np.concatenate([part for part, _ in parts]), expected, rtol=1e-4, atol=1e-3)

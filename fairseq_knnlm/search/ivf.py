@@ -18,7 +18,7 @@ from .nearest import MOST_IDS, SAMPLE_STRIDE, NearestCandidates, Thresholds, cap
 from .protocol import MassSearch, Search
 
 QUERY_BYTES = 1 << 28  # for the queries that are searched at once
-SEARCH_BYTES = 3 << 28  # for candidates, in search: 0.75 GiB
+SEARCH_BYTES = 1 << 29  # for candidates, in search
 FEW_QUERIES = 32
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 PARALLEL_OVER_CLUSTERS = 1  # FAISS's parallel_mode; by default it takes one thread a query
@@ -78,10 +78,12 @@ class ClusterSearch(Search, MassSearch):
             yield self._search_plainly(queries, k)
             return
         clusters = self._clusters(queries)
-        sizes = np.array([self.ivf.get_list_size(number) for number in range(self.ivf.nlist)])
-        sampled = -(-sizes // SAMPLE_STRIDE)
-        max_samples = int(np.where(clusters >= 0, sampled[clusters], 0).sum(axis=1).max())
-        step = max(1, SEARCH_BYTES // max(4 * max_samples, 8 * capacity(k)))
+        sizes = np.array([*(self.ivf.get_list_size(number) for number in range(self.ivf.nlist)), 0])
+        sampled = -(-sizes // SAMPLE_STRIDE)  # of cluster -1, none: the last number
+        max_samples = int(sampled[clusters].sum(axis=1).max())
+        most = max(1, SEARCH_BYTES // max(4 * max_samples, 8 * capacity(k)))
+        passes = -(-len(queries) // most)
+        step = -(-len(queries) // passes)  # evenly, since a small pass reads as much as a large one
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
             yield from self._search(queries[rows], clusters[rows], max_samples, k)
@@ -155,7 +157,7 @@ class ClusterSearch(Search, MassSearch):
             ids = ids[chosen]
             keys = torch.from_numpy(self._cluster_keys(number, ids, chosen)).float()
             rows = torch.from_numpy(rows)
-            consume(rows, ids, *block_distances(all_queries[rows], keys, self.metric, keys[0], scale))
+            consume(rows, ids, *block_distances(all_queries.index_select(0, rows), keys, self.metric, keys[0], scale))
 
         # NumPy sorts 16 bits by radix, ten times as fast as more; -1 (no cluster) becomes the last number.
         nlist = self.ivf.nlist

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..threads import for_each
 
-PARTS_AT_ONCE = 8  # of 1024 queries, whose neighbours are returned together
+PARTS_A_THREAD = 2  # of 1024 queries, whose neighbours are returned together
 SAMPLE_STRIDE = 16  # one candidate in 16 is looked at to guess the threshold
 
 
@@ -104,8 +104,9 @@ class NearestCandidates:
         enough = (self._filled >= self._k) | (self._filled == self._seen)
         right = enough & (self._filled <= self._capacity)
         parts = _parts(len(self._filled))
-        for first in range(0, len(parts), PARTS_AT_ONCE):
-            some = parts[first : first + PARTS_AT_ONCE]
+        step = PARTS_A_THREAD * torch.get_num_threads()
+        for first in range(0, len(parts), step):
+            some = parts[first : first + step]
             distances, ids = zip(*for_each(select, some))
             yield torch.cat(distances), torch.cat(ids), right[some[0][0].start : some[-1][0].stop]
 
