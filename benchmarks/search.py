@@ -53,10 +53,10 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
     auto = build_index_if_missing(store, "auto", "l2")
     raw = store.folder / "raw"
     write_raw(store, raw, paper)
-    warm(raw / "keys", paper, *([index_file(store, "auto")] if auto.factory else []))
-    plain = PlainKNN(raw)
     sample = queries[:: max(1, len(queries) // 200)]
     _, truth = ExactSearch(store, "l2").search(sample.numpy(), K)
+    warm(raw / "keys", paper)
+    plain = PlainKNN(raw)
     found = plain.index.search(sample.numpy(), K)[1]
     few, few_targets = queries[:2000], targets[:2000]
     rows = {
@@ -66,6 +66,8 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
             **_latency(lambda query: plain.target_log_probs(query, targets[:1], 10.0), queries),
         }
     }
+    if auto.factory:
+        warm(index_file(store, "auto"))
     for k in (K, None):
         engine = make_engine(store, "auto", k, "l2", "index", "exact", NPROBE)
         retriever = Retriever(store, engine, k, 0.25, 10.0, "l2")
@@ -82,9 +84,13 @@ def _recall(found: np.ndarray, truth: np.ndarray) -> float:
 
 
 def _speed(work: Callable[[], object], queries: torch.Tensor) -> float:
-    started = time.perf_counter()
-    work()
-    return len(queries) / (time.perf_counter() - started)
+    """Queries a second, the better of two times."""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return len(queries) / min(times)
 
 
 def _latency(work: Callable[[torch.Tensor], object], queries: torch.Tensor) -> dict:
