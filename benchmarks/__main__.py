@@ -11,6 +11,7 @@ made again; all else is measured anew. Run it on a machine that does nothing els
 import argparse
 import json
 import platform
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -109,6 +110,7 @@ def write_page(file: Path) -> None:
 
 def main() -> None:
     args = parse()
+    warnings.simplefilter("ignore")  # of fairseq and hydra; they would hide the tables
     if args.report:
         write_page(args.report)
     else:
