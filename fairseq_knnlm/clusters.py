@@ -33,9 +33,10 @@ class GroupedCentroids:
 
     def __init__(self, centres: Tensor, centroids: Tensor, metric: str):
         """centres of the groups (g, dim), centroids (c, dim)."""
-        self._centres, self._metric = centres, metric
         group = nearest_centroids(centroids, centres, metric)[:, 0]
-        self._members = [(group == number).nonzero()[:, 0] for number in range(len(centres))]
+        used = group.unique()  # a vector must not end in groups that have no centroids
+        self._centres, self._metric = centres[used], metric
+        self._members = [(group == number).nonzero()[:, 0] for number in used]
         self._centroids = [centroids[numbers] for numbers in self._members]
         self._biases = [_bias(part, metric) for part in self._centroids]
 
@@ -44,13 +45,14 @@ class GroupedCentroids:
         return torch.cat(for_each(self._nearest, [(part, probe) for part in vectors.split(ROWS)]))
 
     def _nearest(self, vectors: Tensor, probe: int) -> Tensor:
+        probe = min(probe, len(self._centres))
         groups = nearest_centroids(vectors, self._centres, self._metric, probe).flatten()  # (n * probe,)
         visits = groups.argsort().div_(probe, rounding_mode="floor")  # vectors, by the group that they visit
         best = torch.full((len(vectors),), -torch.inf)
         nearest = torch.full((len(vectors),), -1)
         counts = groups.bincount(minlength=len(self._centres)).tolist()
         for group, rows in enumerate(visits.split(counts)):
-            if len(rows) and len(self._members[group]):
+            if len(rows):
                 scores = torch.addmm(self._biases[group], vectors.index_select(0, rows), self._centroids[group].T)
                 scores, places = scores.max(dim=1)
                 better = scores > best[rows]

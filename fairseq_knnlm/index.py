@@ -218,7 +218,7 @@ def _estimate(plan: IndexPlan, datastore: Datastore) -> str:
 
 
 def _discard_other_build(work: Path, info: IndexInfo, seed: int) -> None:
-    """Continue an interrupted build only if it is the same one."""
+    """Continue an interrupted build only if it is the same one, and in the same steps ("version")."""
     same = {"factory": info.factory, "metric": info.metric, "keys": info.keys_fingerprint, "seed": seed, "version": 2}
     record = work / "build.json"
     if not record.exists() or read_json(record) != same:

@@ -123,7 +123,7 @@ def test_several_indexes_and_the_default(store):
     assert build_index_if_missing(store, None, "ip").name == "auto-ip"
 
 
-@pytest.mark.parametrize("spec", ["IVF16,SQfp16", "IVF16(IVF4,Flat),SQfp16", "IVF16,PQ8x4fs"])
+@pytest.mark.parametrize("spec", ["IVF16,SQfp16", "IVF16(IVF2,Flat),SQfp16", "IVF16,PQ8x4fs"])
 def test_interrupted_build_resumes(store, monkeypatch, caplog, spec):
     caplog.set_level("INFO")
     whole = build_index(store, spec, "l2", name="whole")
@@ -156,9 +156,11 @@ def test_clusters_in_groups_are_those_that_faiss_finds(store, metric, monkeypatc
     centroids = torch.from_numpy(index.quantizer.reconstruct_n(0, 64))
     keys = torch.from_numpy(keys_of(store))
     grouped = clusters.GroupedCentroids(centres, centroids, metric)
-    for groups.nprobe in (1, 3, 8):
+    for groups.nprobe in (1, 3, 8, 20):
         expected = index.quantizer.assign(keys.numpy(), 1)[:, 0]
         assert (grouped.nearest(keys, groups.nprobe).numpy() == expected).mean() > 0.999  # ties
+    empty = clusters.GroupedCentroids(torch.cat([centres, keys[:200]]), centroids, metric)  # most groups have none
+    assert (empty.nearest(keys, 1) >= 0).all()
     everywhere = clusters.nearest_centroids(keys, centroids, metric)[:, 0]
     assert (grouped.nearest(keys, 8) == everywhere).float().mean() > 0.999
 
