@@ -7,12 +7,15 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint bench results browser-test screenshots clean
+.PHONY: help install demo test test-slow test-all chaos lint bench results browser-test screenshots clean
 
 help:
 	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
-	@echo "make test    linter and tests"
-	@echo "make lint    linter only"
+	@echo "make test    linter, type checker and tests"
+	@echo "make test-slow   the recipes at small size, all of the chaos, and the page in a browser if there is one"
+	@echo "make test-all    make test and make test-slow"
+	@echo "make chaos   kills, faults, damage and bad input, in all; writes docs/reliability.md"
+	@echo "make lint    linter and type checker only"
 	@echo "make bench   speed beside the published method and stock fairseq (BENCH='--data ... --path ... --work ...')"
 	@echo "make install  only installs"
 	@echo "make results  docs/results.md, its pages and plots from the saved JSON"
@@ -29,10 +32,24 @@ demo: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/run.sh
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/chaos
+	@if test -x /usr/bin/chromedriver; then $(MAKE) browser-test; \
+		else echo "left out: the page in a real browser, for there is no /usr/bin/chromedriver"; fi
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-slow
+
+chaos: $(VENV)/ready
+	$(BIN)/python tests/chaos --page docs/reliability.md
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 bench: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m benchmarks $(BENCH)

@@ -31,20 +31,20 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["fairseq_knnlm*"]),
-    package_data={"fairseq_knnlm.inspector": ["page.html", "page.css", "page.js"]},
+    package_data={"fairseq_knnlm": ["py.typed"], "fairseq_knnlm.inspector": ["page.html", "page.css", "page.js"]},
     python_requires=">=3.11",
     install_requires=[
         "fairseq-fixed>=0.12.3",
-        "numpy",
+        "numpy>=2.0",
         "sacremoses",
-        "torch>=2.4",
+        "torch>=2.6",  # from which on a checkpoint cannot run code when it is loaded
         "tqdm",
     ],
     extras_require={
-        "cpu": ["faiss-cpu"],
-        "gpu": ["faiss-gpu-cu12"],
+        "cpu": ["faiss-cpu>=1.12"],
+        "gpu": ["faiss-gpu-cu12>=1.12"],
         "plots": ["matplotlib"],
-        "dev": ["pytest", "pytest-xdist", "ruff"],
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
     },
     entry_points={"console_scripts": ["knnlm = fairseq_knnlm.cli:main"]},
 )

@@ -5,7 +5,7 @@
 
 Parts: scoring (whole scoring, by command), profile (of a search), search (recall, one query, growth with the number of
 entries), build (both indexes), dump. What takes long to make (datastore, indexes) is kept in the work folder and not
-made again; all else is measured anew. Run it on a machine that does nothing else, and compare rows of one run.
+made again; everything else is measured again. Run it on a machine that does nothing else, and compare rows of one run.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from fairseq_knnlm.analysis.report import table
-from fairseq_knnlm.files import write_json
+from fairseq_knnlm.report.tables import table
+from fairseq_knnlm.storage import write_json
 
 from . import build, dump, profile, scoring, search
 from .setting import Setting, make_setting

@@ -15,10 +15,10 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm
 
-from fairseq_knnlm.dump import KeyDumper
-from fairseq_knnlm.threads import for_each_batch
+from fairseq_knnlm.keys.running import for_each_batch
+from fairseq_knnlm.tasks.dumping import KeyDumper
 
-from .setting import TASK
+from .command import eval_lm_command
 
 
 class Enough(Exception):
@@ -26,56 +26,50 @@ class Enough(Exception):
 
 
 class Stopwatch:
-    """Stands in for KeyDumper.generate: does what it does, and a bare forward pass over the same batches."""
+    """Stands in for KeyDumper.dump: does what it does, and a bare forward pass over the same batches."""
 
     def __init__(self, groups: int):
         self.groups = groups
         self.seen = self.tokens = 0
         self.seconds = {"forward": 0.0, "dump": 0.0}
-        self.dump = KeyDumper.generate
+        self.dump = KeyDumper.dump
 
-    def __call__(self, dumper: KeyDumper, models: list[torch.nn.Module], sample: dict, **kwargs) -> list:
-        (model,) = models
-        model.eval()
+    def __call__(self, dumper: KeyDumper, batches: list[dict], warm_up: list[dict]) -> None:
+        model = dumper._model
 
         def forward(batch: dict) -> None:
             model(batch["net_input"]["src_tokens"], features_only=True)
 
         runs = {
-            "forward": lambda: for_each_batch(model, forward, sample["batches"]),
-            "dump": lambda: self.dump(dumper, models, sample, **kwargs),
+            "forward": lambda: for_each_batch(model, forward, batches),
+            "dump": lambda: self.dump(dumper, batches, warm_up),
         }
         order = list(runs) if self.seen % 2 else list(reversed(runs))
-        results = {}
         for name in order:
             start = time.perf_counter()
             with torch.no_grad():
-                results[name] = runs[name]()
+                runs[name]()
             if self.seen:  # the first group pays for allocations
                 self.seconds[name] += time.perf_counter() - start
-        self.tokens += sample["ntokens"] if self.seen else 0
+        self.tokens += sum(batch["ntokens"] for batch in batches) if self.seen else 0
         self.seen += 1
         if self.seen > self.groups:
             raise Enough
-        return results["dump"]
 
 
 def measure(data: Path, path: Path, split: str, groups: int) -> dict:
     """Tokens per second of each, and their ratio."""
     watch = Stopwatch(groups)
-    KeyDumper.generate = lambda *arguments, **named: watch(*arguments, **named)
+    KeyDumper.dump = lambda *arguments: watch(*arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            flags = [
-                str(data), "--path", str(path), "--gen-subset", split, "--tokens-per-sample", "256",
-                "--context-window", "128", "--max-tokens", "4096", "--no-progress-bar", *map(str, TASK),
-                "--knn-dump", f"{folder}/datastore",
-            ]  # fmt: skip
+            _, *words = eval_lm_command(data, path, "--gen-subset", split, "--knn-dump", f"{folder}/datastore")
+            flags = [str(word) for word in words]
             cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_eval_lm_parser(), flags))
             with contextlib.suppress(Enough):
                 eval_lm.main(cfg)
     finally:
-        KeyDumper.generate = watch.dump
+        KeyDumper.dump = watch.dump
     if not watch.tokens:
         sys.exit(f"{split} is too short to time a dump; it is over in one step")
     speeds = {name: watch.tokens / seconds for name, seconds in watch.seconds.items()}

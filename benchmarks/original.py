@@ -20,7 +20,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq_cli import eval_lm
 
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.keys import KeyExtractor
+from fairseq_knnlm.keys.extractor import KeyExtractor
 
 K = 1024
 NPROBE = 32

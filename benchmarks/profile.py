@@ -9,9 +9,10 @@ import torch
 
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index_if_missing, index_file
-from fairseq_knnlm.retrieval import make_engine
-from fairseq_knnlm.search import ClusterSearch, ivf
-from fairseq_knnlm.search.mass import TargetMass
+from fairseq_knnlm.memory.engines import make_engine
+from fairseq_knnlm.search import ListSearch
+from fairseq_knnlm.search import inverted_lists as ivf
+from fairseq_knnlm.search.target_mass import TargetMass
 
 from .command import warm
 from .original import NPROBE
@@ -19,7 +20,7 @@ from .setting import Setting
 
 # what it is called in the table: where it is looked up when called, and its name there
 STEPS = {
-    "finding the clusters to visit": (ClusterSearch, "_clusters"),
+    "finding the clusters to visit": (ListSearch, "_nearest_lists"),
     "distances: gathering queries, matrix product": (ivf, "block_distances"),
     "sums: largest, exp, total, target": (TargetMass, "add"),
 }
@@ -57,8 +58,8 @@ def measure(setting: Setting) -> dict:
     asked = Datastore(setting.work / "valid")
     queries = np.concatenate(list(asked.key_blocks())).astype(np.float32)
     targets = asked.values[: len(queries)].astype(np.int64)
-    engine = make_engine(store, "auto", None, "l2", "index", "exact", NPROBE)
-    if not isinstance(engine, ClusterSearch):
+    engine = make_engine(store, build_index_if_missing(store, "auto", "l2"), None, "l2", "index", "exact", NPROBE)
+    if not isinstance(engine, ListSearch):
         return {"steps": {}, "queries": len(queries)}  # too few entries for clusters
     warm(index_file(store, info.name))
     seconds: dict[str, float] = {}

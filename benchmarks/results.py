@@ -4,7 +4,7 @@
 
 runs the commands that a user would type: dump the training split, build the ``auto`` and the ``paper`` index, score the
 validation split and keep the run, tune it. What is done already (the datastore, the indexes, the saves, and any command
-with a result in the JSON file) is not done again; delete the JSON file to measure anew. ``--report`` writes
+with a result in the JSON file) is not done again; delete the JSON file to measure again. ``--report`` writes
 docs/results.md and every page and plot in docs/results/ from the JSON files alone. examples/papers/run.sh writes all
 of the JSON files.
 """
@@ -17,6 +17,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+
+from .command import REPOSITORY, eval_lm_command, parse_numbers, run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
@@ -38,11 +40,8 @@ class Runner:
     def run(self, name: str, *command: str) -> dict:
         if name not in self.runs:
             shown = " ".join(map(str, command))
-            print(f"$ {shown}", file=sys.stderr, flush=True)
-            process = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-            output = process.stdout + process.stderr
-            if process.returncode:
-                sys.exit(f"{name} failed:\n{output[-2000:]}")
+            output = run(*command)["output"]
+            shown = shown.replace(f"{REPOSITORY}/", "")
             for place, stand_in in ((self.args.data, "DATA"), (self.args.path, "CHECKPOINT"), (self.args.work, "WORK")):
                 shown = shown.replace(str(place), stand_in)
             self.runs[name] = {"command": shown, **parse(output)}
@@ -50,12 +49,8 @@ class Runner:
         return self.runs[name]
 
     def eval_lm(self, name: str, *flags, stock: bool = False) -> dict:
-        task = [] if stock else ["--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling"]
-        return self.run(
-            name, "fairseq-eval-lm", self.args.data, "--path", self.args.path, "--tokens-per-sample",
-            self.args.tokens_per_sample, "--context-window", self.args.context_window, "--max-tokens", "4096",
-            "--no-progress-bar", *task, *flags,
-        )  # fmt: skip
+        context = {name: getattr(self.args, name) for name in ("tokens_per_sample", "context_window")}
+        return self.run(name, *eval_lm_command(self.args.data, self.args.path, *flags, stock=stock, **context))
 
 
 def parse(output: str) -> dict:
@@ -69,21 +64,8 @@ def parse(output: str) -> dict:
             "perplexity": result["mixture"],
             **{name: result[name] for name in ("oracle", "hit_rate", "effective_neighbors")},
         }
-    patterns = {
-        "tokens": r"Evaluated ([\d,]+) tokens",
-        "tokens_per_second": r"\(([\d.]+) tokens/s\)",
-        "perplexity": r"Loss \(base 2\): .*Perplexity: ([\d.]+)",
-        "loss": r"Loss \(base 2\): ([\d.]+)",
-        "base_perplexity": r"base LM loss .*?, perplexity ([\d.]+)",
-        "oracle": r"oracle perplexity ([\d.]+)",
-        "hit_rate": r"hit rate ([\d.]+)",
-        "effective_neighbors": r"([\d.]+) effective neighbours",
-        "model_seconds": r"model ([\d.]+)s",
-        "search_seconds": r"search ([\d.]+)s",
-        "entries": r"complete(?: already)?: ([\d,]+) entries",
-    }
-    found = {name: re.search(pattern, output) for name, pattern in patterns.items()}
-    return {name: float(match[1].replace(",", "")) for name, match in found.items() if match}
+    seconds = {"model": "model_seconds", "search": "search_seconds", "mixing": "mixing_seconds"}
+    return {seconds.get(name, name): number for name, number in parse_numbers(output).items()}
 
 
 def measure(runner: Runner) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.datastore.subsample import subsample
 from fairseq_knnlm.index import build_index_if_missing, index_file
-from fairseq_knnlm.retrieval import Retriever, make_engine
+from fairseq_knnlm.memory import DatastoreMemory
+from fairseq_knnlm.memory.engines import make_engine
 from fairseq_knnlm.search import ExactSearch
-from fairseq_knnlm.subsample import subsample
 
 from .command import warm
 from .original import NPROBE, K, PlainKNN, build_from, write_raw
@@ -69,8 +70,8 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
     if auto.factory:
         warm(index_file(store, "auto"))
     for k in (K, None):
-        engine = make_engine(store, "auto", k, "l2", "index", "exact", NPROBE)
-        retriever = Retriever(store, engine, k, 0.25, 10.0, "l2")
+        engine = make_engine(store, build_index_if_missing(store, "auto", "l2"), k, "l2", "index", "exact", NPROBE)
+        retriever = DatastoreMemory(store, engine, k, 0.25, 10.0, "l2")
         rows[f"ours, k = {k or 'all'}"] = {
             "recall": _recall(engine.search(sample.numpy(), K)[1], truth),
             "queries_per_second": _speed(lambda r=retriever: r.target_log_probs(queries, targets), queries),

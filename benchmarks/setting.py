@@ -11,10 +11,7 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 
 from fairseq_knnlm.datastore import Datastore
 
-from .command import run
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-TASK = ["--user-dir", REPOSITORY / "fairseq_knnlm", "--task", "knn_language_modeling"]
+from .command import REPOSITORY, eval_lm_command, run
 
 
 @dataclass
@@ -24,14 +21,10 @@ class Setting:
     datastore: Path  # of train; dumped if it is missing
     work: Path
     part_tokens: int  # of valid, for what is too slow for all of it
-    context: tuple[str, ...] = ("--tokens-per-sample", "256", "--context-window", "128", "--max-tokens", "4096")
 
     def eval_lm(self, *flags: object, data: Path | None = None, split: str = "valid", stock: bool = False) -> dict:
         """Run fairseq-eval-lm, as it comes or with our task."""
-        return run(
-            "fairseq-eval-lm", data or self.data, "--path", self.path, "--gen-subset", split, *self.context,
-            "--no-progress-bar", *([] if stock else TASK), *flags,
-        )  # fmt: skip
+        return run(*eval_lm_command(data or self.data, self.path, "--gen-subset", split, *flags, stock=stock))
 
     def anywhere(self, command: str) -> str:
         """A command with the names of the places that are of this machine alone."""

@@ -16,8 +16,8 @@ import torch
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from fairseq_knnlm.spalm.model import SPALM, SPALMConfig, SPALMDecoder
-from fairseq_knnlm.spalm.transformer_xl import TransformerXLConfig, TransformerXLDecoder, TransformerXLLanguageModel
+from fairseq_knnlm.models.spalm_lm import SPALM, SPALMConfig, SPALMDecoder
+from fairseq_knnlm.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder, TransformerXLLanguageModel
 
 
 def make_models(args, dictionary: Dictionary) -> dict[str, torch.nn.Module]:

@@ -1,22 +1,43 @@
 """fairseq-knnlm: nearest-neighbour language models for fairseq.
 
-``--user-dir fairseq_knnlm`` imports this package, and with it everything that fairseq has to know.
+``--user-dir fairseq_knnlm`` lets fairseq import the folders ``tasks`` and ``models``, which register what it has to
+know. Importing the package alone is light: it registers nothing, and loads neither fairseq nor torch.
 """
 
-import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .errors import KnnlmError, check_faiss_is_installed, show_knnlm_errors_as_one_sentence
+from .errors import KnnlmError
+
+if TYPE_CHECKING:
+    from .api import KNNLM
+    from .datastore import Datastore, DatastoreWriter, Manifest
+    from .index import build_index, open_index
 
 __version__ = "0.1.0"
-__all__ = ["KnnlmError", "__version__"]
+__all__ = [
+    "KNNLM",
+    "Datastore",
+    "DatastoreWriter",
+    "KnnlmError",
+    "Manifest",
+    "__version__",
+    "build_index",
+    "open_index",
+]
 
-for chatty in ("faiss", "fairseq.tasks.text_to_speech"):  # say at import what nobody asked
-    logging.getLogger(chatty).setLevel(logging.WARNING)
-show_knnlm_errors_as_one_sentence()
-check_faiss_is_installed()
+# The names that a program uses, and the rooms that they are in; a room is entered when its name is first used.
+_ROOMS = {
+    "KNNLM": "api",
+    "Datastore": "datastore",
+    "DatastoreWriter": "datastore",
+    "Manifest": "datastore",
+    "build_index": "index",
+    "open_index": "index",
+}
 
-from .compat import restore_numpy_long  # noqa: E402
 
-restore_numpy_long()
-
-from . import checkpoints, spalm, task  # noqa: E402, F401  allow-lists old checkpoints, registers models and tasks
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return getattr(import_module(f".{_ROOMS[name]}", __name__), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

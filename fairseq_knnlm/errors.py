@@ -1,7 +1,8 @@
-"""One exception for everything a user can mend, shown as one sentence instead of a traceback."""
+"""One exception for everything that a user can fix, shown as one sentence instead of a traceback."""
 
 import importlib.util
 import sys
+from types import TracebackType
 
 
 class KnnlmError(Exception):
@@ -15,7 +16,7 @@ def show_knnlm_errors_as_one_sentence() -> None:
     """
     previous_hook = sys.excepthook
 
-    def hook(kind, error, traceback):
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, KnnlmError):
             print(f"error: {error}", file=sys.stderr)
         else:
@@ -25,6 +26,6 @@ def show_knnlm_errors_as_one_sentence() -> None:
 
 
 def check_faiss_is_installed() -> None:
-    """faiss is an extra, because the CPU and the GPU wheel provide the same module and must not meet."""
+    """FAISS is an extra, because the CPU and the GPU wheel provide the same module and overwrite each other."""
     if importlib.util.find_spec("faiss") is None:
         raise KnnlmError("faiss is missing; run pip install faiss-cpu, or faiss-gpu-cu12 where there is a GPU")

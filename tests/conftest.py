@@ -1,10 +1,13 @@
-"""A small corpus and small models, made once for all tests by the stock fairseq commands."""
+"""A small corpus, small models and their datastores, made once for all workers by the stock fairseq commands."""
 
+import fcntl
+import functools
+import hashlib
 import logging
 import os
 import re
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,110 +15,160 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # everything is tiny; threads would wait for each other
-REPO = Path(__file__).resolve().parent.parent
-DIM = 64
 
+import torch
+from commands import SPALM_SCORING, SPALM_TRAINING, XL, eval_lm_here, make_table, preprocess_here, train_here
+from stores import DIM, make_store
+from tiny import ADAPTIVE, write_lines
 
-def run(*command: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess:
-    """Run a command as a user would, from the project's folder."""
-    command = [str(part) for part in command]
-    if command[0].startswith("fairseq-"):
-        command[:1] = [sys.executable, "-m", "fairseq_cli." + command[0][len("fairseq-") :].replace("-", "_")]
-    elif command[0] == "knnlm":
-        command[:1] = [sys.executable, "-m", "fairseq_knnlm.cli"]
-    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, **kwargs)
-    if check and result.returncode:
-        pytest.fail(f"{' '.join(command)}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
-    return result
+from fairseq_knnlm.datastore import Datastore
 
-
-def write_text(path: Path, lines: int, seed: int) -> None:
-    """Sentences of a small random grammar: repetitive enough for retrieval to help."""
-    rng = np.random.default_rng(seed)
-    grammar = np.random.default_rng(7)
-    followers = {word: grammar.choice(200, 4) for word in range(200)}
-    with open(path, "w") as file:
-        for _ in range(lines):
-            word, sentence = int(rng.integers(200)), []
-            for _ in range(int(rng.integers(5, 25))):
-                sentence.append(f"w{word}")
-                word = int(rng.choice(followers[word]))
-            file.write(" ".join(sentence) + "\n")
-
-
-def preprocess(folder: Path, dictionary: Path | None = None, **texts: Path) -> Path:
-    prefs = [part for split, text in texts.items() for part in (f"--{split}pref", text)]
-    extra = ["--srcdict", dictionary] if dictionary else []
-    run("fairseq-preprocess", "--only-source", *prefs, "--destdir", folder, "--workers", "1", *extra)
-    return folder
-
-
-def train(data: Path, folder: Path, *extra: str, arch: str = "transformer_lm") -> Path:
-    run(
-        "fairseq-train", data, "--task", "language_modeling", "--arch", arch, "--save-dir", folder, "--cpu",
-        "--decoder-layers", "2", "--decoder-embed-dim", str(DIM), "--decoder-input-dim", str(DIM),
-        "--decoder-output-dim", str(DIM), "--decoder-ffn-embed-dim", "128", "--decoder-attention-heads", "2",
-        "--tokens-per-sample", "64", "--max-tokens", "1024", "--max-update", "60", "--optimizer", "adam",
-        "--lr", "0.005", "--dropout", "0.1", "--no-epoch-checkpoints", "--disable-validation", "--no-progress-bar",
-        *extra,
-    )  # fmt: skip
-    return folder / "checkpoint_last.pt"
-
-
-ADAPTIVE = [
-    "--adaptive-input", "--adaptive-input-cutoff", "50,120", "--adaptive-softmax-cutoff", "50,120",
-    "--adaptive-input-factor", "2", "--adaptive-softmax-factor", "2", "--tie-adaptive-weights",
-    "--tie-adaptive-proj", "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp",
-    "--decoder-normalize-before",
+MakeOnce = Callable[[str, Callable[[Path], object]], Path]
+TRAINING = [
+    "--task", "language_modeling", "--arch", "transformer_lm", "--cpu", "--decoder-layers", "2",
+    "--decoder-embed-dim", DIM, "--decoder-input-dim", DIM, "--decoder-output-dim", DIM,
+    "--decoder-ffn-embed-dim", "128", "--decoder-attention-heads", "2", "--tokens-per-sample", "64",
+    "--max-tokens", "1024", "--optimizer", "adam", "--lr", "0.005", "--dropout", "0.1", "--no-epoch-checkpoints",
+    "--disable-validation", "--no-progress-bar", "--num-workers", "0",
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory) -> Path:
-    """Binarised train (about 9,000 tokens), valid and test (about 1,600 each)."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for seed, (split, lines) in enumerate([("train", 600), ("valid", 100), ("test", 100)]):
-        write_text(folder / f"{split}.txt", lines, seed)
-    return preprocess(folder / "bin", train=folder / "train.txt", valid=folder / "valid.txt", test=folder / "test.txt")
+@pytest.fixture(autouse=True)
+def own_log():
+    """A command sets up the log of its process; afterwards it is as it was, for the stream that it wrote to is gone."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+        if handler not in before:
+            root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
-def adaptive_model(corpus, tmp_path_factory) -> Path:
-    return train(corpus, tmp_path_factory.mktemp("adaptive"), *ADAPTIVE)
+def made_once(tmp_path_factory) -> MakeOnce:
+    """made_once(name, make): a folder that ``make(folder)`` fills, in the first worker that asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, ready = shared / name, shared / f"{name}.ready"
+        with open(shared / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not ready.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+                folder.mkdir()
+                make(folder)
+                ready.touch()
+        return folder
+
+    return once
 
 
 @pytest.fixture(scope="session")
-def plain_model(corpus, tmp_path_factory) -> Path:
-    return train(corpus, tmp_path_factory.mktemp("plain"), "--decoder-normalize-before", "--seed", "2")
+def corpus(made_once) -> Path:
+    """Binarised train (about 9,000 tokens), valid and test (about 1,600 each), with the text beside them."""
+
+    def make(folder: Path) -> None:
+        texts = {}
+        for seed, (split, lines) in enumerate([("train", 600), ("valid", 100), ("test", 100)]):
+            texts[split] = write_lines(folder / f"{split}.txt", lines, seed)
+        preprocess_here(folder / "bin", **texts)
+
+    return made_once("corpus", make) / "bin"
 
 
 @pytest.fixture(scope="session")
-def post_norm_model(corpus, tmp_path_factory) -> Path:
-    return train(corpus, tmp_path_factory.mktemp("post_norm"), "--max-update", "2")
+def adaptive_model(corpus, made_once) -> Path:
+    """With adaptive inputs and an adaptive softmax, as in the papers."""
+    flags = [*TRAINING, *ADAPTIVE, "--decoder-normalize-before", "--max-update", "60"]
+    return made_once("adaptive", lambda folder: train_here(corpus, folder, *flags)) / "checkpoint_last.pt"
 
 
-def eval_lm_here(data: Path, model: Path, *flags, stock: bool = False) -> dict:
-    """fairseq-eval-lm in this process, which saves the seconds that importing fairseq takes."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from fairseq_cli import eval_lm
-
-    task = [] if stock else ["--user-dir", REPO / "fairseq_knnlm", "--task", "knn_language_modeling"]
-    arguments = [data, "--path", model, *EVAL_FLAGS, *task, *flags]
-    args = options.parse_args_and_arch(options.get_eval_lm_parser(), list(map(str, arguments)))
-    return eval_lm.main(convert_namespace_to_omegaconf(args))
+@pytest.fixture(scope="session")
+def plain_model(corpus, made_once) -> Path:
+    """With a plain softmax."""
+    flags = [*TRAINING, "--decoder-normalize-before", "--seed", "2", "--max-update", "60"]
+    return made_once("plain", lambda folder: train_here(corpus, folder, *flags)) / "checkpoint_last.pt"
 
 
-EVAL_FLAGS = [
-    "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "1024", "--no-progress-bar",
-    "--num-workers", "0",
-]  # fmt: skip
+@pytest.fixture(scope="session")
+def post_norm_model(corpus, made_once) -> Path:
+    """Whose layers normalise their output, and which has no key, therefore."""
+    flags = [*TRAINING, "--max-update", "2"]
+    return made_once("post_norm", lambda folder: train_here(corpus, folder, *flags)) / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def dump(corpus, adaptive_model, made_once, tmp_path_factory) -> Callable[..., Path]:
+    """dump(split, *flags): a copy for this worker of the datastore of a split, made once for each choice of flags."""
+    copies: dict[tuple, Path] = {}
+
+    def make(split: str, *flags: object, model: Path | None = None) -> Path:
+        model = model or adaptive_model
+        key = (split, *map(str, flags), str(model))
+
+        def fill(folder: Path) -> None:
+            # With an index "auto", whatever other indexes tests build is not taken by default.
+            dumping = ["--gen-subset", split, "--knn-dump", folder / "store", "--knn-index", "auto"]
+            eval_lm_here(corpus, model, *dumping, *flags)
+
+        if key not in copies:
+            name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+            copies[key] = tmp_path_factory.mktemp("datastores") / "store"
+            shutil.copytree(made_once(f"dump-{name}", fill) / "store", copies[key])
+        return copies[key]
+
+    return make
+
+
+# --- SPALM ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def neighbors(dump, made_once) -> Path:
+    """Tables of the 4 nearest neighbours of train and valid in train."""
+
+    def make(folder: Path) -> None:
+        for split in ("train", "valid"):
+            assert make_table(dump("train"), dump(split), folder / split, "--k", "4") == 0
+
+    return made_once("neighbors", make)
+
+
+@pytest.fixture(scope="session")
+def spalm(corpus, neighbors, made_once) -> Path:
+    flags = [*SPALM_TRAINING, "--arch", "spalm_lm_tiny", "--neighbors", neighbors, "--max-epoch", "3"]
+    return made_once("spalm", lambda folder: train_here(corpus, folder, *flags)) / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def xl(corpus, made_once) -> Path:
+    flags = [*SPALM_TRAINING, *XL, "--max-epoch", "2"]
+    return made_once("xl", lambda folder: train_here(corpus, folder, *flags)) / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def xl_store(dump, xl) -> dict[str, Path]:
+    """Datastores of the Transformer-XL's states."""
+    return {split: dump(split, *SPALM_SCORING, "--knn-key-dtype", "float32", model=xl) for split in ("train", "valid")}
+
+
+@pytest.fixture(scope="session")
+def tokens(corpus) -> dict[str, int]:
+    """Number of tokens of each split."""
+    texts = {split: (corpus.parent / f"{split}.txt").read_text() for split in ("train", "valid")}
+    return {split: sum(len(line.split()) + 1 for line in text.splitlines()) for split, text in texts.items()}
+
+
+# --- scoring --------------------------------------------------------------------------------------------------------
 
 
 class Evaluator:
     """fairseq-eval-lm in this process: its result, the score of every token in corpus order, and what it logged."""
 
-    def __init__(self, caplog):
+    def __init__(self, caplog: pytest.LogCaptureFixture):
         self._caplog = caplog
 
     def __call__(self, data: Path, model: Path, *flags, stock: bool = False, split: str = "valid") -> SimpleNamespace:
@@ -135,34 +188,37 @@ def evaluate(caplog) -> Evaluator:
     return Evaluator(caplog)
 
 
-@pytest.fixture(scope="session")
-def dump(corpus, adaptive_model, tmp_path_factory):
-    """dump(split, *flags): the datastore folder of a split, made once for each choice of flags."""
-    made: dict[tuple, Path] = {}
+# --- made-up keys ---------------------------------------------------------------------------------------------------
 
-    def make(split: str, *flags: str, model: Path | None = None) -> Path:
-        key = (split, flags, model)
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("datastores") / "store"
-            # With an index "auto", whatever other indexes tests build is not taken by default.
-            dumping = ["--gen-subset", split, "--knn-dump", made[key], "--knn-index", "auto"]
-            eval_lm_here(corpus, model or adaptive_model, *dumping, *flags)
-        return made[key]
+
+@pytest.fixture
+def store(tmp_path) -> Datastore:
+    """3,000 made-up keys."""
+    return make_store(tmp_path / "store", 3000)
+
+
+@pytest.fixture(scope="session")
+def lasting_store(tmp_path_factory) -> Callable[..., Datastore]:
+    """lasting_store(entries, key_dtype): made-up keys that nobody changes; an index that a test builds stays there."""
+
+    @functools.cache
+    def make(entries: int = 3000, key_dtype: str = "float16") -> Datastore:
+        return make_store(tmp_path_factory.mktemp("lasting") / "store", entries, key_dtype)
 
     return make
 
 
-def eval_lm(data: Path, model: Path, *flags, check: bool = True, **kwargs) -> subprocess.CompletedProcess:
-    """fairseq-eval-lm as a process of its own."""
-    task = ["--user-dir", "fairseq_knnlm", "--task", "knn_language_modeling"]
-    return run("fairseq-eval-lm", data, "--path", model, *EVAL_FLAGS, *task, *flags, check=check, **kwargs)
+@pytest.fixture
+def queries(store) -> np.ndarray:
+    """50 queries near keys of ``store``."""
+    rng = np.random.default_rng(1)
+    return store.gather_keys(rng.integers(0, len(store), 50)).astype(np.float32) + 0.1 * rng.normal(size=(50, DIM))
 
 
-def fails_with(result: subprocess.CompletedProcess, *parts: str) -> str:
-    """The command failed with one sentence, not a traceback, which contains these parts."""
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr, result.stderr[-2000:]
-    sentence = [line for line in result.stderr.splitlines() if "error: " in line][-1]
-    for part in parts:
-        assert part in sentence
-    return sentence
+@pytest.fixture(params=[1, 4])
+def threads(request):
+    """Locks are tested only where several threads meet."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)

@@ -2,29 +2,50 @@
 
 import numpy as np
 
+ROWS = 256  # queries at once, so that their similarities to every key fit into memory
+
+
+def similarities(queries, keys, metric="l2"):
+    """Inner products, or negative squared distances, of queries (n, dim) and keys (m, dim) -> (n, m) float64."""
+    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
+    products = queries @ keys.T
+    if metric == "ip":
+        return products
+    return 2 * products - (keys**2).sum(axis=1) - (queries**2).sum(axis=1, keepdims=True)
+
+
+def knn_distribution(queries, keys, values, k, temperature=1.0, metric="l2", vocabulary=None):
+    """p_kNN of every token for each query, by brute force in float64: (n, vocabulary)."""
+    vocabulary = int(values.max()) + 1 if vocabulary is None else vocabulary
+    result = np.zeros((len(queries), vocabulary))
+    for start in range(0, len(queries), ROWS):
+        scores = similarities(queries[start : start + ROWS], keys, metric)
+        everything = np.broadcast_to(np.arange(len(keys)), scores.shape)
+        nearest = np.argsort(-scores, axis=1, kind="stable")[:, :k] if k < len(keys) else everything
+        scores = np.take_along_axis(scores, nearest, axis=1)
+        weights = np.exp((scores - scores.max(axis=1, keepdims=True)) / temperature)
+        shares = weights / weights.sum(axis=1, keepdims=True)
+        for row in range(len(shares)):
+            result[start + row] = np.bincount(values[nearest[row]], shares[row], minlength=vocabulary)
+    return result
+
 
 def knn_probability(queries, targets, keys, values, k, temperature=1.0, metric="l2"):
     """p_kNN of each target, by brute force in float64."""
-    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
-    result = []
-    for query, target in zip(queries, targets):
-        score = keys @ query if metric == "ip" else -((keys - query) ** 2).sum(axis=1)
-        nearest = np.argsort(-score, kind="stable")[:k]
-        weights = np.exp((score[nearest] - score[nearest].max()) / temperature)
-        result.append(weights[values[nearest] == target].sum() / weights.sum())
-    return np.array(result)
+    vocabulary = int(max(values.max(), targets.max())) + 1
+    everything = knn_distribution(queries, keys, values, k, temperature, metric, vocabulary)
+    return everything[np.arange(len(targets)), targets]
 
 
 def has_tie(queries, keys, k, metric="l2", gap=1e-4):
     """Whether the k-th and the next neighbour are so close that rounding decides between them."""
-    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
     if k >= len(keys):
         return np.zeros(len(queries), bool)
-    scores = queries @ keys.T
-    if metric == "l2":
-        scores = 2 * scores - (keys**2).sum(axis=1) - (queries**2).sum(axis=1, keepdims=True)
-    scores.sort(axis=1)
-    return scores[:, -k] - scores[:, -k - 1] < gap
+    parts = []
+    for start in range(0, len(queries), ROWS):
+        scores = np.partition(similarities(queries[start : start + ROWS], keys, metric), [-k - 1, -k], axis=1)
+        parts.append(scores[:, -k] - scores[:, -k - 1] < gap)
+    return np.concatenate(parts)
 
 
 def mixture(lm_log_probs, knn_probabilities, weights):

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_index import make_store
+from stores import make_store
 
 from benchmarks import __main__ as benchmark
 from benchmarks import build, original, profile, search
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.index import build_index, index_file
-from fairseq_knnlm.retrieval import Retriever, make_engine
+from fairseq_knnlm.index import build_index, build_index_if_missing, index_file
+from fairseq_knnlm.memory import DatastoreMemory
+from fairseq_knnlm.memory.engines import make_engine
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,9 @@ def test_the_published_method_equals_ours(store, queries, tmp_path, monkeypatch)
     targets = torch.from_numpy(store.values[: len(queries)].astype(np.int64))
     monkeypatch.setattr(original, "K", 200)
     plain = original.PlainKNN(tmp_path / "raw").target_log_probs(queries, targets, 3.0)
-    engine = make_engine(store, "paper", 200, "l2", "index", "exact", original.NPROBE)
-    ours = Retriever(store, engine, 200, 0.25, 3.0, "l2").target_log_probs(queries, targets)
+    info = build_index_if_missing(store, "paper", "l2")
+    engine = make_engine(store, info, 200, "l2", "index", "exact", original.NPROBE)
+    ours = DatastoreMemory(store, engine, 200, 0.25, 3.0, "l2").target_log_probs(queries, targets)
     assert ours.isfinite().any()
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 

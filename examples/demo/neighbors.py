@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from sacremoses import MosesDetokenizer
 
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.probs import neighbor_log_weights, similarities
+from fairseq_knnlm.memory.probabilities import neighbor_log_weights, similarities
 from fairseq_knnlm.search import ExactSearch
 
 K = 1024

@@ -4,15 +4,17 @@ import argparse
 import json
 import platform
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from fairseq_knnlm.analysis.evidence import Evidence
-from fairseq_knnlm.analysis.report import table
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for the benchmarks, which run commands, too
+
+from benchmarks.command import REPOSITORY, eval_lm_command, run
+from fairseq_knnlm.report.tables import table
+from fairseq_knnlm.saved_runs.scores import SavedScores
 
 PACKAGES = ("fairseq-fixed", "torch", "faiss-cpu", "numpy")
 
@@ -49,26 +51,19 @@ class Recipe:
         self.commands.append(self.anywhere(shlex.join(words)))
         if done:
             return ""
-        print("$ " + shlex.join(words), flush=True)
-        process = subprocess.run(words, capture_output=True, text=True)
-        if process.returncode:
-            sys.exit(process.stdout[-2000:] + process.stderr[-2000:])
-        return process.stdout
+        return run(*words)["stdout"]
 
     def anywhere(self, command: str) -> str:
         """The command with the names of the arguments for the places that they stand for."""
         places = {name: value for name, value in vars(self.args).items() if isinstance(value, str) and "/" in value}
         for name, place in sorted(places.items(), key=lambda item: -len(item[1])):
             command = command.replace(place, name.upper())
-        return command
+        return command.replace(f"{REPOSITORY}/", "")
 
     def eval_lm(self, *flags: object, data: str | None = None, path: str | None = None, done: bool = False) -> None:
-        self.run(
-            "fairseq-eval-lm", data or self.args.data, "--path", path or self.args.checkpoint, "--user-dir",
-            "fairseq_knnlm", "--task", "knn_language_modeling", "--tokens-per-sample", self.args.tokens_per_sample,
-            "--context-window", self.args.context_window, "--max-tokens", "4096", "--no-progress-bar", *flags,
-            done=done,
-        )  # fmt: skip
+        context = {name: getattr(self.args, name) for name in ("tokens_per_sample", "context_window")}
+        command = eval_lm_command(data or self.args.data, path or self.args.checkpoint, *flags, **context)
+        self.run(*command, done=done)
 
     def dump(self, folder: Path, *flags: object, data: str | None = None, path: str | None = None) -> Path:
         """The datastore of the training split; an interrupted dump resumes by itself."""
@@ -144,7 +139,7 @@ PLACES = {
 
 def lm_perplexity(save: Path) -> float:
     """Of the LM alone, over the tokens of a save."""
-    return float(np.exp(-Evidence.open([save]).lm.mean()))
+    return float(np.exp(-SavedScores.open([save]).lm.mean()))
 
 
 def tuned_temperature(result: dict) -> list[str]:
@@ -155,9 +150,10 @@ def tuned_temperature(result: dict) -> list[str]:
 
 def training_facts(checkpoint: str) -> dict:
     """How an LM was trained, as far as its checkpoint says."""
-    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+    from fairseq_knnlm.fairseq_setup import set_up_fairseq
 
-    import fairseq_knnlm.checkpoints  # noqa: F401  old ones load, without running code
+    set_up_fairseq()  # old checkpoints load, without running code
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
     state = load_checkpoint_to_cpu(checkpoint)
     settings, place = state["cfg"], state.get("extra_state", {}).get("train_iterator", {})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common import Recipe, tuned_temperature
 
-from fairseq_knnlm.analysis.report import plot
+from fairseq_knnlm.report.plots import plot
 
 FRACTIONS = ("0.05", "0.1", "0.25", "0.5", "1")
 

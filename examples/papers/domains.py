@@ -9,7 +9,7 @@ temperature are tuned on the first part of valid; all numbers are of the second.
 
 from common import Recipe, training_facts, tuned_temperature
 
-from fairseq_knnlm.analysis.report import plot
+from fairseq_knnlm.report.plots import plot
 
 PAPER = {"in domain": (14.75, 14.20), "adapted": (37.13, 24.85)}  # dev perplexity on books: LM, + kNN
 

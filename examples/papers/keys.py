@@ -10,7 +10,7 @@ import shutil
 
 from common import Recipe
 
-from fairseq_knnlm.analysis.report import bar_panels
+from fairseq_knnlm.report.plots import bar_panels
 
 KEYS = ("ffn_input_ln", "ffn_input", "attn_input_ln", "attn_input", "output_ln", "output")
 

@@ -14,8 +14,8 @@ from common import Recipe
 from fairseq.data import Dictionary, data_utils
 from ngram import MAX_ORDER, KneserNey
 
-from fairseq_knnlm.analysis.evidence import Evidence
-from fairseq_knnlm.analysis.report import plot
+from fairseq_knnlm.report.plots import plot
+from fairseq_knnlm.saved_runs.scores import SavedScores
 
 WEIGHTS = np.linspace(0, 0.95, 20)
 
@@ -44,7 +44,7 @@ def read_split(data: Path, split: str) -> tuple[np.ndarray, int]:
 
 def measure(recipe: Recipe) -> dict:
     data = Path(recipe.args.data)
-    saves = [Evidence.open([recipe.save(recipe.work / f"mixtures-lm-{part}", part=part)]) for part in (0, 1)]
+    saves = [SavedScores.open([recipe.save(recipe.work / f"mixtures-lm-{part}", part=part)]) for part in (0, 1)]
     train, vocabulary_size = read_split(data, "train")
     valid, _ = read_split(data, "valid")
     rows = {}
@@ -54,7 +54,7 @@ def measure(recipe: Recipe) -> dict:
         rows[f"{order}-gram LM"] = tuned(*parts)
     if recipe.args.memorised:
         others = [
-            Evidence.open([recipe.save(recipe.work / f"mixtures-memorised-{part}", part=part, path=path)])
+            SavedScores.open([recipe.save(recipe.work / f"mixtures-memorised-{part}", part=part, path=path)])
             for part, path in enumerate([recipe.args.memorised] * 2)
         ]
         rows["LM without dropout"] = tuned(*((save.lm, other.lm) for save, other in zip(saves, others)))

@@ -9,8 +9,8 @@ the second.
 
 from common import Recipe, lm_perplexity, training_facts
 
-from fairseq_knnlm.analysis.report import plot
 from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.report.plots import plot
 
 PAPER = {"little": 20.99, "large": 16.11, 1.0: 14.61}  # dev; 100M and 3B tokens of Wikipedia
 

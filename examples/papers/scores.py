@@ -8,7 +8,7 @@ the exact neighbours, which takes its time: one pass over the keys for one part 
 
 from common import Recipe
 
-from fairseq_knnlm.analysis.report import plot
+from fairseq_knnlm.report.plots import plot
 
 CHOICES = {
     "FAISS mask, FAISS score": ("index", "index"),

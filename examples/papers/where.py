@@ -17,12 +17,12 @@ import numpy as np
 from common import Recipe
 from fairseq.data import Dictionary
 
-from fairseq_knnlm.analysis.choice import memory_scores, stack
-from fairseq_knnlm.analysis.evidence import Evidence
-from fairseq_knnlm.analysis.report import bar_panels
-from fairseq_knnlm.analysis.tune import tune
-from fairseq_knnlm.analysis.weights import mixture_log_probs
 from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.report.plots import bar_panels
+from fairseq_knnlm.saved_runs.scores import SavedScores
+from fairseq_knnlm.saved_runs.settings import memory_scores, stack
+from fairseq_knnlm.saved_runs.tuning import tune
+from fairseq_knnlm.saved_runs.weights import mixture_log_probs
 
 FREQUENCIES = [0, 1, 10, 100, 1_000, 10_000, 100_000]
 LENGTHS = [1, 2, 3, 5, 7, 9, 12]
@@ -56,19 +56,19 @@ def measure(recipe: Recipe) -> dict:
     save = Path(recipe.args.save) if recipe.args.save else None
     if save is None:
         save = recipe.save(recipe.work / "where", "--knn-datastore", store, "--knn-index", "auto")
-    evidence = Evidence.open([save])
-    choice = tune(evidence)
+    saved = SavedScores.open([save])
+    settings = tune(saved)
     mixture = mixture_log_probs(
-        stack(evidence, memory_scores(evidence, choice)), np.array([1 - sum(choice.weights), *choice.weights])
+        stack(saved, memory_scores(saved, settings)), np.array([1 - sum(settings.weights), *settings.weights])
     )
-    gains, targets = mixture - evidence.lm, evidence.tokens
+    gains, targets = mixture - saved.lm, saved.tokens
     dictionary = Dictionary.load(str(Path(recipe.args.data) / "dict.txt"))
     text, types = Datastore(store).values, len(dictionary)
     forward, backward = bigram_entropy(text[:-1], text[1:], types), bigram_entropy(text[1:], text[:-1], types)
     before = np.concatenate([[dictionary.eos()], targets[:-1]])
     return {
         "tokens": len(targets),
-        "flags": choice.flags(evidence),
+        "flags": settings.flags(saved),
         "gain": float(gains.mean()),
         "helped": float((gains > 0).mean()),
         "frequency in the training text": buckets(np.bincount(text, minlength=types)[targets], gains, FREQUENCIES),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fairseq.data import Dictionary
 
-from fairseq_knnlm.analysis.report import table
-from fairseq_knnlm.characters import is_character_level
+from fairseq_knnlm.data.characters import is_character_level
+from fairseq_knnlm.report.tables import table
 
 PLOTS = {
     "gates-histogram.svg": "Values of the gate",

@@ -1,7 +1,7 @@
 "use strict";
 // Data: {about, words, tokens}. A token: w word, lm / knn / mix probabilities, top [[word, p], ...], near [{c context
-// words, w word, d distance, share, entry, store}, ...]. Words are numbers into `words`. Text reaches the page only
-// through textContent.
+// words, w word, d distance, share, entry, store}, ...]. Words are numbers into `words`. Numbers that JSON does not know
+// are the strings "inf", "-inf" and "nan". Text reaches the page only through textContent.
 (() => {
   const holder = document.getElementById("data");
   const live = holder.dataset.live === "true";
@@ -18,12 +18,22 @@
     node.append(...children);
     return node;
   }
-  const gain = (token) => Math.log(token.mix / token.lm);
+  // Probabilities below those of float32 are 0 here, so a gain may be infinite, and of 0 and 0 there is none.
+  const gain = (token) => token.mix === token.lm ? 0 : Math.log(token.mix / token.lm);
+  const LARGEST_GAIN = 100; // nats that an infinite gain counts in a mean: about the range of float32
+  const bounded = (g) => Math.max(-LARGEST_GAIN, Math.min(LARGEST_GAIN, g));
   const word = (number) => data.words[number];
-  const probability = (p) => p === 0 ? "0" : p >= 0.001 ? p.toFixed(p >= 0.1 ? 3 : 4) : p.toExponential(1);
+  function decimal(value, format) {
+    const number = { inf: Infinity, "-inf": -Infinity, nan: NaN }[value] ?? value;
+    return Number.isFinite(number) ? format(number) : Number.isNaN(number) ? "nan" : number > 0 ? "inf" : "-inf";
+  }
+  const fixed = (value, digits) => decimal(value, (number) => number.toFixed(digits));
+  const signed = (value, digits) => (value >= 0 ? "+" : "") + fixed(value, digits);
+  const probability = (value) => decimal(value,
+    (p) => p === 0 ? "0" : p >= 0.001 ? p.toFixed(p >= 0.1 ? 3 : 4) : p.toExponential(1));
   function tint(token) {
     const g = gain(token), size = Math.abs(g);
-    const level = size < 0.05 ? 0 : size < 0.35 ? 1 : size < 1.2 ? 2 : 3;
+    const level = size >= 1.2 ? 3 : size >= 0.35 ? 2 : size >= 0.05 ? 1 : 0;
     return level ? `${g > 0 ? "helped" : "hurt"}-${level}` : "";
   }
 
@@ -44,13 +54,13 @@
       for (const number of numbers) box.append(tokenButton(number), word(data.tokens[number].w) === "\u23ce" ? element("br") : " ");
     } else {
       const sign = order === "helped" ? -1 : 1;
-      numbers.sort((a, b) => sign * (gain(data.tokens[a]) - gain(data.tokens[b])));
+      const gains = data.tokens.map(gain); // compared and not subtracted: two infinite ones have no difference
+      numbers.sort((a, b) => gains[a] < gains[b] ? -sign : gains[a] > gains[b] ? sign : 0);
       for (const number of numbers.slice(0, 200)) {
         const before = data.tokens.slice(Math.max(0, number - 12), number).map((token) => word(token.w)).join(" ");
-        const g = gain(data.tokens[number]);
         box.append(element("div", { class: "ranked" },
           element("span", { class: "before" }, element("bdi", {}, before)), tokenButton(number),
-          element("span", { class: "gain" }, (g >= 0 ? "+" : "") + g.toFixed(2))));
+          element("span", { class: "gain" }, signed(gains[number], 2))));
       }
     }
     const first = box.querySelector(".token");
@@ -83,7 +93,7 @@
     const facts = element("dl");
     const weights = data.about.stores.map((store) => store.lambda).join(", ");
     for (const [name, value] of [["p LM", probability(token.lm)], ["p kNN", probability(token.knn)],
-      ["p mixture", probability(token.mix)], ["lambda", weights || "0"], ["gain, nats", gain(token).toFixed(3)]]) {
+      ["p mixture", probability(token.mix)], ["lambda", weights || "0"], ["gain, nats", fixed(gain(token), 3)]]) {
       facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, value)));
     }
     body.append(facts, element("h3", {}, "Nearest training contexts"));
@@ -96,7 +106,7 @@
         const place = data.about.stores.length > 1 ? `${data.about.stores[near.store].name} ` : "";
         const row = element("tr", { title: `${place}entry ${near.entry}` }, element("td", {}, contextLine(near.c, number)), next,
           element("td", { class: "number" }, `${(100 * near.share).toFixed(1)}%`),
-          element("td", { class: "number" }, near.d.toPrecision(4)));
+          element("td", { class: "number" }, decimal(near.d, (d) => d.toPrecision(4))));
         rows.append(row);
       }
       table.append(rows);
@@ -112,8 +122,8 @@
     const box = byId("summary");
     box.textContent = "";
     const about = data.about;
-    const facts = [["tokens", data.tokens.length.toLocaleString("en")], ["perplexity, LM", about.lm.toFixed(2)],
-      ["perplexity, kNN-LM", about.mix.toFixed(2)], ["tokens helped", `${(100 * about.helped).toFixed(1)}%`]];
+    const facts = [["tokens", data.tokens.length.toLocaleString("en")], ["perplexity, LM", fixed(about.lm, 2)],
+      ["perplexity, kNN-LM", fixed(about.mix, 2)], ["tokens helped", `${(100 * about.helped).toFixed(1)}%`]];
     for (const store of about.stores) {
       facts.push([store.name, `${store.entries.toLocaleString("en")} entries, k ${store.k}, lambda ${store.lambda}, T ${store.temperature}`]);
     }
@@ -152,13 +162,14 @@
     if (!data.tokens.length) return;
     const edges = [-Infinity, -1, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1, 2, Infinity];
     const names = ["< -1", "-1", "-0.5", "-0.2", "0", "0.05", "0.2", "0.5", "1", "> 2"];
-    const counts = names.map((_, place) => data.tokens.filter((t) => gain(t) >= edges[place] && gain(t) < edges[place + 1]).length);
+    const isIn = (g, place) => g >= edges[place] && (g < edges[place + 1] || g === Infinity && place === names.length - 1);
+    const counts = names.map((_, place) => data.tokens.filter((t) => isIn(gain(t), place)).length);
     const kinds = names.map((_, place) => place < 4 ? "hurt" : place > 4 ? "helped" : "plain");
     box.append(bars("tokens by gain in nats", names, counts, kinds));
     const decades = [0, 1, 2, 3, 4, 5];
     const sums = decades.map((decade) => {
-      const inside = data.tokens.filter((t) => Math.min(5, Math.floor(-Math.log10(t.lm))) === decade);
-      return inside.length ? inside.reduce((sum, t) => sum + gain(t), 0) / inside.length : 0;
+      const inside = data.tokens.filter((t) => !Number.isNaN(gain(t)) && Math.min(5, Math.floor(-Math.log10(t.lm))) === decade);
+      return inside.length ? inside.reduce((sum, t) => sum + bounded(gain(t)), 0) / inside.length : 0;
     });
     const labels = decades.map((decade) => decade === 5 ? "<1e-5" : `1e-${decade}`);
     box.append(bars("mean gain by p LM (from, downwards)", labels, sums, sums.map((s) => s < 0 ? "hurt" : "helped")));

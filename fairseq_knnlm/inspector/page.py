@@ -6,6 +6,8 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from ..storage.writer import plain
+
 
 def build_page(data: dict[str, Any] | None, live: bool = False) -> str:
     """The page for this data, or with ``live`` one that asks its server for it."""
@@ -27,7 +29,7 @@ def build_page(data: dict[str, Any] | None, live: bool = False) -> str:
 
 def embed(data: Any) -> str:
     """JSON that may stand inside a script element, whatever text it holds."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(plain(data), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

@@ -3,64 +3,53 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
+from typing import Protocol
 
-import torch
-from fairseq.search import Sampling
-from fairseq.sequence_generator import SequenceGenerator
-
+from ..api import KNNLM
 from ..errors import KnnlmError
-from ..generation import KNNLanguageModel
+from ..storage import to_json
 from .collect import Inspector
+from .connections import LimitedServer
+from .http import JsonHandler, RequestError
 from .page import build_page
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 * 1024  # of a request
 MAX_TOKENS = 2000  # of a text
 NEW_TOKENS = 40
+TOP_P = 0.9
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class Live(Protocol):
+    """What the server needs to answer; it calls one method at a time."""
+
+    def score(self, text: str) -> dict: ...
+
+    def continue_(self, text: str) -> dict: ...
 
 
 class LiveInspector:
-    """Scores and continues texts; one at a time, because there is one model."""
+    """Scores and continues texts. Call it for one text at a time, because there is one model."""
 
     def __init__(self, inspector: Inspector):
-        self.inspector, self._lock = inspector, Lock()
-        scorer = inspector.scorer
-        self._model = KNNLanguageModel(scorer.model, scorer.retrievers)
+        self.inspector = inspector
+        self._lm = KNNLM(inspector.scorer)
 
     def score(self, text: str) -> dict:
-        with self._lock:
-            return {"data": self.inspector.inspect(self._encode(text))}
+        return {"data": self.inspector.inspect(self._encode(text))}
 
     def continue_(self, text: str) -> dict:
-        """The text with some more tokens, sampled from the best 90% of the mixture's mass."""
-        with self._lock:
-            lines = self._encode(text)
-            prompt = lines[-1][:-1]  # without the end of the line
-            started = time.perf_counter()
-            words = self._generate(prompt)
-            note = f"{1000 * (time.perf_counter() - started) / max(1, len(words)):.0f} ms a token"
-            longer = f"{text.rstrip()} {' '.join(words)}"
-            return {"text": longer, "note": note, "data": self.inspector.inspect(self._encode(longer))}
-
-    @torch.no_grad()
-    def _generate(self, prompt: list[int]) -> list[str]:
-        scorer = self.inspector.scorer
-        dictionary, limit = scorer.dictionary, self._model.max_positions()
-        prompt = prompt[-(limit - NEW_TOKENS - 2) :] if limit else prompt
-        generator = SequenceGenerator(
-            [self._model], dictionary, beam_size=1, max_len_a=0, max_len_b=len(prompt) + NEW_TOKENS,
-            search_strategy=Sampling(dictionary, sampling_topp=0.9),
-        )  # fmt: skip
-        prefix = torch.tensor([prompt], device=scorer.device)
-        sample = {"net_input": {"src_tokens": prefix, "src_lengths": torch.tensor([len(prompt)])}}
-        tokens = generator.generate(
-            [self._model], sample, prefix_tokens=prefix if prompt else None, bos_token=dictionary.eos()
-        )[0][0]["tokens"].tolist()
-        return [dictionary[token] for token in tokens[len(prompt) :] if token != dictionary.eos()]
+        """The text with some more tokens, sampled from the best part of the mixture's mass."""
+        lines = self._encode(text)
+        prompt = lines[-1][:-1]  # without the end of the line
+        started = time.perf_counter()
+        words = self._lm.sample_words(prompt, NEW_TOKENS, TOP_P)
+        note = f"{1000 * (time.perf_counter() - started) / max(1, len(words)):.0f} ms per token"
+        longer = f"{text.rstrip()} {' '.join(words)}"
+        return {"text": longer, "note": note, "data": self.inspector.inspect(self._encode(longer))}
 
     def _encode(self, text: str) -> list[list[int]]:
         lines = [line for line in text.splitlines() if line.strip()]
@@ -73,75 +62,88 @@ class LiveInspector:
         return sequences
 
 
-def make_server(live: LiveInspector, host: str, port: int) -> ThreadingHTTPServer:
-    page = build_page(None, live=True).encode()
-    routes = {"/score": live.score, "/continue": live.continue_}
+class Handler(JsonHandler):
+    """Four fixed addresses; no path of a request ever becomes a path of the disk."""
 
-    class Handler(BaseHTTPRequestHandler):
-        """Three fixed addresses; no path of a request ever becomes a path of the disk."""
+    is_loopback: bool
+    page: bytes
+    actions: dict[str, Callable[[str], dict]]
+    server: LimitedServer
 
-        def do_GET(self) -> None:
-            if not self._is_addressed_here():
-                return
-            if self.path in ("/", "/index.html"):
-                self._send(HTTPStatus.OK, "text/html; charset=utf-8", page)
-            elif self.path == "/favicon.ico":
-                self._send(HTTPStatus.NO_CONTENT, "image/x-icon", b"")
-            else:
-                self._answer(HTTPStatus.NOT_FOUND, {"error": "there is no such page"})
+    def respond(self) -> tuple[str, bytes]:
+        self._check_host()
+        if self.path in ("/", "/index.html"):
+            self._check_method("GET")
+            return "text/html; charset=utf-8", self.page
+        if self.path == "/favicon.ico":
+            self._check_method("GET")
+            return "image/x-icon", b""
+        if self.path in self.actions:
+            self._check_method("POST")
+            self._check_type()
+            return "application/json", self._act(_text_of(self.read_body()))
+        raise RequestError(HTTPStatus.NOT_FOUND, "there is no such page")
 
-        def do_POST(self) -> None:
-            if not self._is_addressed_here():
-                return
-            if self.path not in routes:
-                self._answer(HTTPStatus.NOT_FOUND, {"error": "there is no such page"})
-                return
-            # Pages of other sites can post forms here, but not this type without asking first.
-            if self.headers.get("Content-Type", "").split(";")[0] != "application/json":
-                self._answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "send application/json"})
-                return
-            length = self.headers.get("Content-Length", "")
-            if not length.isdigit() or int(length) > MAX_BYTES:
-                self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "the text is too long"})
-                return
-            try:
-                text = json.loads(self.rfile.read(int(length)))["text"]
-                if not isinstance(text, str):
-                    raise TypeError
-            except (ValueError, KeyError, TypeError):
-                self._answer(HTTPStatus.BAD_REQUEST, {"error": 'send {"text": "..."}'})
-                return
-            try:
-                self._answer(HTTPStatus.OK, routes[self.path](text))
-            except KnnlmError as error:
-                self._answer(HTTPStatus.OK, {"error": str(error)})
+    def _check_host(self) -> None:
+        """Refuse a name of somebody else that was made to point here (DNS rebinding)."""
+        names = [name.strip().lower().rsplit(":", 1)[0] for name in self.headers.get_all("Host", [""])]
+        if self.is_loopback and not all(name in LOOPBACK for name in names):
+            raise RequestError(HTTPStatus.FORBIDDEN, "use the address that was printed")
 
-        def _is_addressed_here(self) -> bool:
-            """A name of somebody else that was made to point here (DNS rebinding) is refused."""
-            name = self.headers.get("Host", "").rsplit(":", 1)[0]
-            if host in ("127.0.0.1", "localhost") and name not in ("127.0.0.1", "localhost"):
-                self._answer(HTTPStatus.FORBIDDEN, {"error": "use the address that was printed"})
-                return False
-            return True
+    def _check_method(self, method: str) -> None:
+        if self.command != method:
+            raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED, f"use {method} here", allowed=method)
 
-        def _answer(self, status: HTTPStatus, content: dict) -> None:
-            self._send(status, "application/json", json.dumps(content).encode())
+    def _check_type(self) -> None:
+        """Pages of other sites can post forms here, but not this type without asking first."""
+        if self.headers.get("Content-Type", "").split(";")[0].strip().lower() != "application/json":
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
 
-        def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+    def _act(self, text: str) -> bytes:
+        """Score or continue the text. What fails there is one sentence for the client and one line of the log."""
+        try:
+            with self.server.one_at_a_time:
+                if self.server.is_ending:
+                    raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
+                content = self.actions[self.path](text)
+            return to_json(content).encode()
+        except RequestError:
+            raise
+        except KnnlmError as error:
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        except Exception as error:
+            is_verbose = logger.isEnabledFor(logging.DEBUG)
+            logger.error("%s failed: %s: %s", self.path, type(error).__name__, error, exc_info=is_verbose)
+            sentence = f"the text could not be processed ({type(error).__name__}); the server's log says more"
+            raise RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, sentence) from error
 
-        def log_message(self, format: str, *arguments) -> None:
-            logger.debug(format, *arguments)
+
+def _text_of(body: bytes) -> str:
+    """The text of a body {"text": "..."}; what cannot be text never reaches the model."""
+    try:
+        content = json.loads(body.decode())
+    except RecursionError as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the JSON is nested too deeply") from error
+    except ValueError as error:
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the body is not JSON in UTF-8") from error
+    text = content.get("text") if isinstance(content, dict) else None
+    if not isinstance(text, str):
+        raise RequestError(HTTPStatus.BAD_REQUEST, 'send {"text": "..."}')
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(HTTPStatus.BAD_REQUEST, "the text has NUL characters or halves of surrogate pairs")
+    return text
+
+
+def make_server(live: Live, host: str, port: int) -> LimitedServer:
+    """A server that listens at this address, but does not answer before it is run."""
+
+    class LiveHandler(Handler):
+        is_loopback = host in LOOPBACK
+        page = build_page(None, live=True).encode()
+        actions = {"/score": live.score, "/continue": live.continue_}
 
     try:
-        return ThreadingHTTPServer((host, port), Handler)
-    except OSError as error:
-        raise KnnlmError(
-            f"port {port} of {host} cannot be used ({error.strerror}); choose another with --port"
-        ) from error
+        return LimitedServer((host, port), LiveHandler)
+    except (OSError, OverflowError) as error:  # overflow: of the port
+        reason = getattr(error, "strerror", None) or error
+        raise KnnlmError(f"port {port} of {host} cannot be used ({reason}); choose another with --port") from error

@@ -1,11 +1,8 @@
-"""Searching: one protocol, several engines.
+"""Searching a datastore: one base, several engines. Imports neither fairseq nor anything about probabilities."""
 
-Those that can visit whole clusters also answer ``target_mass``, which needs no selection.
-"""
-
+from .engine import Search
 from .exact import ExactSearch
-from .ivf import ClusterSearch
-from .local import FaissSearch, Rescored
-from .protocol import MassSearch, Search
+from .faiss_engine import FaissSearch, RescoredSearch
+from .inverted_lists import ListSearch
 
-__all__ = ["ClusterSearch", "ExactSearch", "FaissSearch", "MassSearch", "Rescored", "Search"]
+__all__ = ["ExactSearch", "FaissSearch", "ListSearch", "RescoredSearch", "Search"]

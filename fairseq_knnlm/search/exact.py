@@ -7,18 +7,17 @@ import torch
 from torch import Tensor
 
 from ..datastore import Datastore
-from ..probs import similarity_scale
-from ..threads import for_each
-from .blocks import block_distances, neighbor_distances
-from .mass import TargetMass
-from .nearest import RunningNearest
-from .protocol import MassSearch, Search
+from ..parallel import for_each
+from .distances import block_distances, neighbor_distances, similarity_scale
+from .engine import Search
+from .target_mass import TargetMass
+from .top_k import RunningNearest
 
-KEYS_AT_ONCE = 2048
-QUERIES_AT_ONCE = 1024
+KEYS_PER_BLOCK = 2048
+QUERIES_PER_BLOCK = 1024
 
 
-class ExactSearch(Search, MassSearch):
+class ExactSearch(Search):
     """Streams the datastore past all queries; memory does not grow with the datastore."""
 
     preferred_queries = 32768  # each pass reads every key, so many queries should share it
@@ -32,14 +31,15 @@ class ExactSearch(Search, MassSearch):
         # A matrix product rounds at the magnitude of the norms, not of the distance. So some more than k are kept, and
         # the distances that decide are computed one by one.
         kept = k if self.metric == "ip" else min(len(self.datastore), k + k // 16 + 16)
-        nearest = [RunningNearest(len(rows), kept, KEYS_AT_ONCE) for rows in self._parts(queries)]
+        nearest = [RunningNearest(len(rows), kept, KEYS_PER_BLOCK) for rows in self._parts(queries)]
 
-        def consume(part: int, _, first: int, distances: Tensor, constants: Tensor) -> None:
+        def consume(part: int, _: Tensor, first: int, distances: Tensor, constants: Tensor) -> None:
             nearest[part].add(distances, constants, first)
 
         self._visit(queries, consume, sign)
-        distances, ids = zip(*(part.result() for part in nearest))
-        distances, ids = torch.cat(distances).mul_(sign).numpy(), torch.cat(ids).numpy()
+        results = [part.result() for part in nearest]
+        distances = torch.cat([found for found, _ in results]).mul_(sign).numpy()
+        ids = torch.cat([found for _, found in results]).numpy()
         if self.metric == "ip":
             return distances, ids
         distances = neighbor_distances(queries, ids, self.datastore.gather_keys, self.metric)
@@ -50,11 +50,13 @@ class ExactSearch(Search, MassSearch):
         """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
         return self.search(query, len(self.datastore))
 
-    def target_mass(self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]):
+    def target_mass(
+        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
         mass = TargetMass(targets, [temperatures[0] / temperature for temperature in temperatures])
         values = self.datastore.values
 
-        def consume(_, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
+        def consume(_: int, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
             mass.add(rows, similarities, constants, np.sort(values[first : first + similarities.size(1)]))
 
         self._visit(
@@ -67,7 +69,7 @@ class ExactSearch(Search, MassSearch):
 
     @staticmethod
     def _parts(queries: np.ndarray) -> tuple[Tensor, ...]:
-        return torch.arange(len(queries)).split(QUERIES_AT_ONCE)
+        return torch.arange(len(queries)).split(QUERIES_PER_BLOCK)
 
     def _visit(
         self,
@@ -86,11 +88,13 @@ class ExactSearch(Search, MassSearch):
         all_queries = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
         parts = list(enumerate(self._parts(queries)))
         first = 0
-        for block in self.datastore.key_blocks(rows=KEYS_AT_ONCE):
+        for block in self.datastore.key_blocks(rows=KEYS_PER_BLOCK):
             keys = torch.from_numpy(np.array(block, np.float32)[arrange(first, len(block))])
             origin = keys.mean(dim=0)
 
-            def visit(part: int, rows: Tensor, keys=keys, origin=origin, first=first) -> None:
+            def visit(
+                part: int, rows: Tensor, keys: Tensor = keys, origin: Tensor = origin, first: int = first
+            ) -> None:
                 consume(part, rows, first, *block_distances(all_queries[rows], keys, self.metric, origin, scale))
 
             for_each(visit, parts)

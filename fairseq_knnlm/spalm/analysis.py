@@ -1,6 +1,5 @@
 """What a trained SPALM does with its memory: gates, the number of neighbours, and where it predicts better."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..errors import KnnlmError
-from ..save import SavePart
-from ..scorer import lm_target_log_probs
-from .model import SPALMDecoder
-from .task import SPALMTask, SPALMTaskConfig
-from .transformer_xl import TransformerXLDecoder
+from ..mixture.interpolation import perplexity
+from ..mixture.scoring import lm_target_log_probs
+from ..models.spalm_lm import SPALMDecoder
+from ..models.transformer_xl import TransformerXLDecoder
+from ..saved_runs.format import SavePart
+from ..tasks.spalm import SPALMTask, SPALMTaskConfig
 
 HISTOGRAM_BINS = 50
 
@@ -94,7 +94,8 @@ class Gates:
 
 def read_gates(reader: SplitReader, start: int, stop: int, shown: int) -> Gates:
     """Gates of the tokens [start, stop), each value for the first ``shown``."""
-    tokens, means, kept, counts = [], [], [], np.zeros(HISTOGRAM_BINS, np.int64)
+    tokens, means, counts = [], [], np.zeros(HISTOGRAM_BINS, np.int64)
+    kept: list[np.ndarray] = []
     for segment in reader.read(start, stop):
         with torch.no_grad():
             gate = reader.decoder.gate_values(segment.states)[0].float().numpy()  # (n, C)
@@ -114,7 +115,7 @@ def perplexity_by_k(reader: SplitReader, start: int, stop: int, numbers: list[in
     above = [k for k in numbers if not 1 <= k <= reader.k]
     if above:
         raise KnnlmError(
-            f"the table has {reader.k} neighbours a token, so K cannot be {above[0]}; use 1 to {reader.k}, or run "
+            f"the table has {reader.k} neighbours per token, so K cannot be {above[0]}; use 1 to {reader.k}, or run "
             "knnlm neighbors with a larger --k"
         )
     sums, tokens = dict.fromkeys(numbers, 0.0), 0
@@ -124,7 +125,7 @@ def perplexity_by_k(reader: SplitReader, start: int, stop: int, numbers: list[in
             with torch.no_grad():
                 mixed = reader.decoder.mix(segment.states, segment.neighbors[:, :, :k])[0]
                 sums[k] += lm_target_log_probs(reader.decoder, mixed, segment.targets).double().sum().item()
-    return {k: math.exp(-total / tokens) for k, total in sums.items()}
+    return {k: perplexity(total / tokens) for k, total in sums.items()}
 
 
 @dataclass

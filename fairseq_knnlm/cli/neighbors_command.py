@@ -1,0 +1,100 @@
+"""``knnlm neighbors``: the table that SPALM reads."""
+
+import argparse
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import KnnlmError
+from .datastores import Add
+
+if TYPE_CHECKING:
+    from ..datastore import Datastore
+
+logger = logging.getLogger(__name__)
+
+
+def add_neighbors_command(add_command: Add) -> None:
+    help = "the table that SPALM reads: the retrieved tokens of every token of a split"
+    add = add_command("neighbors", neighbors, help).add_argument
+    add("--datastore", required=True, metavar="DIR", help="where to look")
+    add("--queries", required=True, metavar="DIR", help="a datastore of the split (--knn-dump)")
+    add("--k", type=int, default=4, help="neighbours per token (default: %(default)s)")
+    add(
+        "--window", type=int,
+        help="leave out a token's own entry and those within so many positions (default: a sequence length where the "
+        "queries are the datastore's own text, else none)",
+    )  # fmt: skip
+    add("--index", metavar="SPEC", help="(default: auto, or the only one there is)")
+    add("--metric", choices=["l2", "ip"], default="l2")
+    add(
+        "--nprobe", type=int, default=8,
+        help="clusters visited (default: %(default)s; the few nearest are found in fewer than kNN-LM's many)",
+    )  # fmt: skip
+    add("--num-shards", type=int, default=1, help="do one contiguous part of the work, see --shard-id")
+    add("--shard-id", type=int, default=0)
+    add("-o", "--output", required=True, metavar="DIR", help="the table; an interrupted one is continued")
+
+
+def neighbors(args: argparse.Namespace) -> int:
+    from ..data.neighbor_table import NeighborTable, is_complete
+    from ..data.parts import contiguous_part
+    from ..datastore import Datastore
+    from ..index import build_index_if_missing
+    from ..memory.engines import make_engine
+    from ..memory.neighbor_search import make_neighbors
+
+    datastore, queries = Datastore(args.datastore), Datastore(args.queries)
+    _check_same_model(datastore, queries)
+    if args.nprobe < 1:
+        raise KnnlmError(f"--nprobe must be 1 or more, not {args.nprobe}")
+    part = contiguous_part(len(queries.shards), args.num_shards, args.shard_id)
+    info = build_index_if_missing(datastore, args.index, args.metric)
+    engine = make_engine(datastore, info, args.k, args.metric, "index", "exact", args.nprobe)
+    search = {"metric": args.metric, "index": info.name, "nprobe": args.nprobe}
+    started, processor = time.perf_counter(), sum(os.times()[:2])
+    done = make_neighbors(args.output, datastore, queries, engine, args.k, search, args.window, part)
+    if done:
+        seconds, processor = time.perf_counter() - started, sum(os.times()[:2]) - processor
+        per_million = 1e6 * processor / done
+        print(
+            f"{args.output}: {done:,} tokens in {seconds:.0f} s; {per_million:,.0f} processor seconds for a million "
+            f"tokens, at the same cost {110 * per_million / 3600:,.1f} processor hours for 110 million of them"
+        )
+    else:
+        print(f"{args.output}: this part is done already")
+    if is_complete(args.output):
+        print(describe_shares(NeighborTable(args.output).shares_of_target()))
+    return 0
+
+
+def _check_same_model(datastore: "Datastore", queries: "Datastore") -> None:
+    ours, theirs = datastore.manifest, queries.manifest
+    # An imported datastore may say -1, the last layer, since nothing told its number.
+    unknown = min(ours.layer, theirs.layer) < 0 and ours.layer != theirs.layer
+    if unknown:
+        logger.warning(
+            f"warning: {datastore.folder} says layer {ours.layer} and {queries.folder} layer {theirs.layer}, which "
+            "cannot be compared; import with --path to know the number"
+        )
+    same = ours.key == theirs.key and (ours.layer == theirs.layer or unknown)
+    if queries.dim != datastore.dim or not same:
+        raise KnnlmError(
+            f"{queries.folder} holds {theirs.key} of layer {theirs.layer} with {queries.dim} dimensions, "
+            f"{datastore.folder} {ours.key} of layer {ours.layer} with {datastore.dim}; dump both with the same model "
+            "and --knn-key"
+        )
+    for fact, what in (("checkpoint_sha256", "checkpoint"), ("dictionary_sha256", "dictionary")):
+        if None not in (facts := {ours.source.get(fact), theirs.source.get(fact)}) and len(facts) > 1:
+            raise KnnlmError(
+                f"{queries.folder} and {datastore.folder} were made with another {what}; dump both with the same one"
+            )
+
+
+def describe_shares(shares: np.ndarray) -> str:
+    """A sentence about ``NeighborTable.shares_of_target``."""
+    numbers = ", ".join(f"{share:.1%} (K = {k})" for k, share in enumerate(shares, start=1) if k & (k - 1) == 0)
+    return f"the token itself is the first neighbour of {shares[0]:.1%} of positions; among the first K: {numbers}"

@@ -1,0 +1,80 @@
+"""A random part of a datastore as a datastore of its own, for curves over the datastore's size."""
+
+import io
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import KnnlmError
+from ..storage import Lock, OutputFile
+from .manifest import POSITIONS, Shard, plan_shards
+from .reader import Datastore
+from .writing import DatastoreWriter
+
+
+def subsample(datastore: Datastore, fraction: float, seed: int, output: str | Path) -> Datastore:
+    """Copy a fraction of the entries, drawn without replacement and in corpus order, to a new folder.
+
+    The copy shares no file with the original. Interrupted, the same call resumes.
+    """
+    if not 0 < fraction <= 1:
+        raise KnnlmError(f"--fraction must be above 0 and at most 1, not {fraction:g}")
+    if Path(output).resolve() == datastore.folder.resolve():
+        raise KnnlmError("-o must be another folder than the datastore itself")
+    kept = [(shard, count) for shard in datastore.shards if (count := _count(shard, fraction))]
+    if not kept:
+        raise KnnlmError(f"{fraction:g} of {len(datastore):,} entries is none; use a larger --fraction")
+    entries = [_draw(shard, count, seed) for shard, count in kept]
+    positions = _positions_file(datastore, np.concatenate(entries))
+    parent = datastore.manifest.source.get("subsample", {})
+    drawn = {
+        "fraction": fraction,
+        "seed": seed,
+        "of_entries": len(datastore),
+        "of_corpus": parent.get("of_corpus", parent.get("of_entries", len(datastore))),
+        "of_keys": datastore.fingerprint,
+        "positions_sha256": sha256(positions).hexdigest(),
+    }
+    shards = plan_shards([count for _, count in kept])
+    manifest = replace(
+        datastore.manifest,
+        entries=sum(shard.rows for shard in shards),
+        source={**datastore.manifest.source, "subsample": drawn},
+        shards=shards,
+        complete=False,
+    )
+    writer = DatastoreWriter(output, manifest)
+    missing = {shard.number for shard in writer.missing_shards()}
+    for new, chosen in zip(tqdm(shards, unit="shard", desc="copying", leave=False), entries):
+        shard = writer.open_shard(new, wait=True) if new.number in missing else None
+        if shard is not None:
+            shard.append(datastore.gather_keys(chosen), datastore.values[chosen])
+            shard.commit()
+    with Lock(Path(output) / f"{POSITIONS}.lock", f"writing {Path(output) / POSITIONS}"):
+        if not (Path(output) / POSITIONS).exists():
+            with OutputFile(Path(output) / POSITIONS) as file:
+                file.write(positions)
+    writer.finish()
+    return Datastore(output)
+
+
+def _count(shard: Shard, fraction: float) -> int:
+    """How many entries of a shard are kept, so that the sum over the shards is the fraction of all."""
+    return round(shard.stop * fraction) - round(shard.start * fraction)
+
+
+def _draw(shard: Shard, count: int, seed: int) -> np.ndarray:
+    """Entry numbers, in order. A shard's draw depends on nothing but the seed and the shard."""
+    rng = np.random.default_rng([seed, shard.number])
+    return np.sort(rng.choice(shard.rows, count, replace=False)) + shard.start
+
+
+def _positions_file(datastore: Datastore, entries: np.ndarray) -> bytes:
+    """The bytes of positions.npy: where the entries stood in the corpus, also if this is a subsample already."""
+    positions = entries if datastore.positions is None else datastore.positions[entries]
+    file = io.BytesIO()
+    np.save(file, positions.astype(np.int64))
+    return file.getvalue()

@@ -1,0 +1,64 @@
+"""Which inverted list each key belongs to."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from ..datastore import Datastore
+from ..storage import system
+from ..storage.faults import write_failure
+from .info import has_flat_quantizer, quantizer_ivf
+from .kmeans import GroupedCentroids, nearest_centroids
+from .plan import GROUPS_FOR_ADDING
+
+
+def list_finder(ivf: faiss.IndexIVF, metric: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from keys (n, dim) float32 to the list of each, (n,)."""
+    groups = quantizer_ivf(ivf)
+    if groups is None and not has_flat_quantizer(ivf):
+        return lambda keys: ivf.quantizer.assign(keys, 1)[:, 0]
+    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist))
+    if groups is None:
+        return lambda keys: nearest_centroids(torch.from_numpy(keys), centroids, metric)[:, 0].numpy()
+    grouped = GroupedCentroids(torch.from_numpy(groups.quantizer.reconstruct_n(0, groups.nlist)), centroids, metric)
+    return lambda keys: grouped.nearest(torch.from_numpy(keys), GROUPS_FOR_ADDING).numpy()
+
+
+def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Path, block_rows: int) -> np.ndarray:
+    """The list of every key, (entries,) int32; from a file that an interrupted build goes on with.
+
+    The caller is the only process that writes the file, and its content is a matter of this machine's life only: after
+    a crash of the machine the file may be shorter, which costs the repetition of that part.
+    """
+    find = list_finder(ivf, metric)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            done = _sound_rows(descriptor, ivf.nlist)
+            os.ftruncate(descriptor, 4 * done)
+            os.lseek(descriptor, 0, os.SEEK_END)
+            with tqdm(total=len(datastore), initial=done, unit=" keys", unit_scale=True, desc="assigning") as bar:
+                for block in datastore.key_blocks(block_rows, start=done):
+                    lists = find(np.ascontiguousarray(block, np.float32)).astype(np.int32)
+                    system.write(descriptor, lists.data.cast("B"))
+                    bar.update(len(block))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise write_failure(error, path) from error
+    return np.fromfile(path, np.int32)
+
+
+def _sound_rows(descriptor: int, nlist: int) -> int:
+    """How many numbers of the file are there and can be lists."""
+    size = os.fstat(descriptor).st_size // 4
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        lists = np.fromfile(file, np.int32, size)
+    wrong = np.flatnonzero((lists < 0) | (lists >= nlist))
+    return int(wrong[0]) if len(wrong) else len(lists)

@@ -1,0 +1,288 @@
+"""Building an index: train, find the list of every key, add, and let it appear only when it is whole."""
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any
+
+import faiss
+import numpy as np
+from tqdm import tqdm
+
+from ..datastore import Datastore
+from ..errors import KnnlmError
+from ..storage import (
+    Lock,
+    check_disk_space,
+    file_sha256,
+    human_bytes,
+    make_folder,
+    publish_folder,
+    read_json,
+    recover_folder,
+    remove_stale_files,
+    write_json,
+    write_record,
+)
+from ..storage.folders import clear_work_folder
+from .assign import find_lists
+from .faiss_io import head_bytes, write_faiss
+from .info import (
+    IMPORTED,
+    INDEX_FILE,
+    INFO_FILE,
+    IndexInfo,
+    bare_ivf,
+    check_name,
+    extract_ivf,
+    faiss_metric,
+    find_index,
+    has_flat_quantizer,
+    index_folder,
+    index_name,
+    inverted_lists,
+    list_indexes,
+    quantizer_ivf,
+    read_info,
+    remedy_for,
+)
+from .kmeans import train_centroids, train_two_level_centroids
+from .plan import GROUPS_FOR_ADDING, IndexPlan, estimate_time, plan_index
+
+logger = logging.getLogger(__name__)
+
+GROUPS_FOR_SEARCHING = 8
+ADD_BLOCK = 1 << 16
+CHECKPOINT_SECONDS = 300
+BUILD_VERSION = 3  # of the steps below: a build that an older release began is not continued
+
+# What a build writes; nothing else is ever removed.
+BUILD_RECORD, TRAINED, ADDED, LISTS = "build.json", "trained.faiss", "added.faiss", "lists.int32"
+LEFTOVERS = (BUILD_RECORD, TRAINED, ADDED, LISTS, "clusters")  # "clusters": of older releases
+
+
+def is_index_file(name: str) -> bool:
+    """Whether a file of this name in an index's folder was written by us."""
+    return name in (INDEX_FILE, INFO_FILE, *LEFTOVERS) or name.endswith(".ivfdata")
+
+
+def build_index(
+    datastore: Datastore, spec: str, metric: str, name: str | None = None, seed: int = 1, force: bool = False
+) -> IndexInfo:
+    """Build an index, or finish one that was interrupted; it appears under its name only when it is whole.
+
+    One process builds; others that ask for the same index wait for it, and then use it.
+
+    Args:
+        force: build again what is there already
+    """
+    if name is None:
+        plan_index(spec, len(datastore), datastore.dim, datastore.manifest.key_dtype, metric)  # a spec that makes sense
+        name = index_name(spec, metric)
+    check_name(name)
+    folder = index_folder(datastore, name)
+    make_folder(folder.parent)
+    with Lock(folder.with_name(f"{name}.lock"), f"building the index {name} of {datastore.folder}"):
+        recover_folder(folder, is_index_file)
+        present = find_index(datastore, name)
+        asked = (spec, metric, datastore.fingerprint)
+        if not force and present and (present.spec, present.metric, present.keys_fingerprint) == asked:
+            return present
+        return _Build(datastore, spec, metric, name, seed).run()
+
+
+def build_index_if_missing(datastore: Datastore, spec: str | None, metric: str) -> IndexInfo:
+    """The index of this spec; without one the only index of this metric, or else ``auto``. Built when missing."""
+    everything = list_indexes(datastore)
+    present = [info for info in everything if info.metric == metric]
+    if spec is None:
+        automatic = [info for info in present if info.name == index_name("auto", metric)]
+        chosen = automatic or (present if len(present) == 1 else [])
+        spec = "auto"
+    else:
+        chosen = [info for info in present if info.name in (spec, index_name(spec, metric))]
+        # A preset or factory string can be built for either metric; a name of one's own, or "imported", cannot.
+        other = [info for info in everything if info.name == spec and (info.spec != spec or spec == IMPORTED)]
+        if other and not chosen:
+            raise KnnlmError(
+                f"the index {spec} of {datastore.folder} is for the metric {other[0].metric}; use --knn-metric "
+                f"{other[0].metric}, or another --knn-index"
+            )
+    if not chosen:
+        return build_index(datastore, spec, metric)
+    info = chosen[0]
+    if info.keys_fingerprint == datastore.fingerprint:
+        return info
+    if info.spec == IMPORTED:
+        raise KnnlmError(
+            f"the index {info.name} was built from other keys than {datastore.folder} has now; "
+            f"{remedy_for(datastore, info)}"
+        )
+    logger.warning(f"index {info.name} was built from other keys than {datastore.folder} has now; rebuilding")
+    return build_index(datastore, info.spec, metric, info.name)
+
+
+class _Build:
+    """One build of one index; the caller holds the lock of its name."""
+
+    def __init__(self, datastore: Datastore, spec: str, metric: str, name: str, seed: int):
+        self.datastore, self.metric, self.seed = datastore, metric, seed
+        self.folder = index_folder(datastore, name)
+        self.work = self.folder.with_name(f"{name}.partial")
+        self.info = IndexInfo(name, spec, None, metric, len(datastore), datastore.dim, datastore.fingerprint)
+        self._record: dict[str, Any] = {}
+
+    def run(self) -> IndexInfo:
+        started = time.perf_counter()
+        plan = self._open_work_folder()
+        self.info.factory = plan.factory
+        if finished := self._finished():
+            self.info = finished
+        else:
+            logger.info(f"index {self.info.name}: {plan.factory or 'flat'} ({plan.why})")
+            if plan.factory:
+                self._build(plan)
+            self.info.seconds = round(time.perf_counter() - started, 1)
+            write_record(self.work / INFO_FILE, asdict(self.info))
+        # From here on the index is whole: a process that is killed now finds it so the next time.
+        for name in LEFTOVERS:
+            (self.work / name).unlink(missing_ok=True)
+        publish_folder(self.work, self.folder, is_index_file)
+        logger.info(f"index {self.info.name} is ready: {human_bytes(self.info.bytes)}, {self.info.seconds:.0f}s")
+        return self.info
+
+    def _open_work_folder(self) -> IndexPlan:
+        """Continue an interrupted build of the same index, by its own plan; or begin a new one."""
+        make_folder(self.work)
+        remove_stale_files(self.work)
+        same = {
+            "spec": self.info.spec, "metric": self.metric, "keys": self.info.keys_fingerprint, "seed": self.seed,
+            "version": BUILD_VERSION,
+        }  # fmt: skip
+        path = self.work / BUILD_RECORD
+        record = read_json(path, f"delete {self.work} and build again") if path.exists() else {}
+        if {name: record.get(name) for name in same} == same:
+            # The plan may depend on the memory that is free, so another one now would throw away what is done.
+            self._record = record
+            return IndexPlan(**record["plan"])
+        dim, dtype = self.datastore.dim, self.datastore.manifest.key_dtype
+        plan = plan_index(self.info.spec, len(self.datastore), dim, dtype, self.metric)
+        if not self._finished():  # which may have lost its record already
+            clear_work_folder(self.work, is_index_file)
+            self._record = {**same, "plan": asdict(plan), "files": {}}
+            write_json(path, self._record)
+        return plan
+
+    def _finished(self) -> IndexInfo | None:
+        """What a process left that was killed between its last byte and the final rename."""
+        path = self.work / INFO_FILE
+        if not path.exists():
+            return None
+        info = read_info(path)
+        wanted = (self.info.spec, self.metric, self.info.keys_fingerprint)
+        return info if (info.spec, info.metric, info.keys_fingerprint) == wanted else None
+
+    def _build(self, plan: IndexPlan) -> None:
+        check_disk_space(self.work, plan.disk_bytes, f"building the index {self.info.name}")
+        logger.info(
+            f"needs about {human_bytes(plan.bytes)} of memory, {human_bytes(plan.disk_bytes)} of disk while it is "
+            f"built, and {estimate_time(plan, len(self.datastore), self.datastore.dim)}"
+        )
+        index = self._resumed() or self._train(plan)
+        self._add(index)
+        path = self.work / INDEX_FILE
+        self.info.sha256 = write_faiss(index, path)
+        self.info.bytes = path.stat().st_size
+        self.info.head_bytes = head_bytes(index, self.info.bytes)
+        self.info.head_sha256 = file_sha256(path, self.info.head_bytes)
+
+    def _resumed(self) -> faiss.Index | None:
+        """The index after training, or with the entries that an interrupted build had added."""
+        for name in (ADDED, TRAINED):
+            path, expected = self.work / name, self._record["files"].get(name)
+            if path.exists() and expected and file_sha256(path) == expected:
+                logger.info(f"continuing from {path}")
+                return faiss.read_index(str(path))
+        return None
+
+    def _keep(self, index: faiss.Index, name: str) -> None:
+        """Write an index that a later run can continue from."""
+        self._record["files"][name] = write_faiss(index, self.work / name)
+        write_json(self.work / BUILD_RECORD, self._record)
+
+    def _train(self, plan: IndexPlan) -> faiss.Index:
+        assert plan.factory is not None  # what has no factory is never built
+        index = faiss.index_factory(self.datastore.dim, plan.factory, faiss_metric(self.metric))
+        ivf = extract_ivf(index)
+        if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
+            ivf.by_residual = False  # then the codes are the float16 keys themselves
+        if isinstance(ivf, faiss.IndexIVFPQ):
+            # minutes of work for a search by Hamming distance that we never do
+            ivf.do_polysemous_training = False  # type: ignore[attr-defined]  # FAISS's types lack it
+        if index.is_trained:
+            return index
+        rows = np.random.default_rng(self.seed).choice(len(self.datastore), plan.train_size, replace=False)
+        # from a datastore of its own, so that the pages it touches are not mapped any longer than it takes
+        sample = Datastore(self.datastore.folder).gather_keys(np.sort(rows)).astype(np.float32)
+        logger.info(f"training on {plan.train_size:,} keys")
+        bare = bare_ivf(index)
+        groups = quantizer_ivf(bare)
+        if bare is not None and has_flat_quantizer(bare):
+            # FAISS takes the centroids that are there and trains the codes only.
+            bare.quantizer.add(train_centroids(sample, bare.nlist, self.metric, self.seed))
+        elif bare is not None and groups is not None:
+            centroids = train_two_level_centroids(sample, groups.nlist, bare.nlist, self.metric, self.seed)
+            groups.cp.min_points_per_centroid = 1  # or FAISS warns: these points are few and all there are
+            groups.train(centroids)
+            groups.add(centroids)
+        elif ivf is not None:
+            ivf.cp.seed = self.seed
+        index.train(sample)
+        self._keep(index, TRAINED)
+        return index
+
+    def _add(self, index: faiss.Index) -> None:
+        """Add the entries that are not in the index yet, one block of keys in memory at a time."""
+        ivf = bare_ivf(index)
+        groups = quantizer_ivf(ivf)
+        if groups is not None:
+            groups.nprobe = GROUPS_FOR_ADDING  # where FAISS finds the lists itself
+        if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
+            self._add_in_order(index)
+        else:
+            self._add_by_list(ivf)
+        if groups is not None:
+            groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
+
+    def _add_in_order(self, index: faiss.Index) -> None:
+        """As FAISS does it; what has been added is written now and then."""
+        started = time.perf_counter()
+        entries = len(self.datastore)
+        with tqdm(total=entries, initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
+            for block in self.datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
+                index.add(np.ascontiguousarray(block, np.float32))
+                bar.update(len(block))
+                if time.perf_counter() - started > CHECKPOINT_SECONDS and index.ntotal < entries:
+                    before = time.perf_counter()
+                    self._keep(index, ADDED)
+                    # Writing a large index takes long; let it be a twentieth of the time at most.
+                    started = time.perf_counter() + max(0.0, 20 * (time.perf_counter() - before) - CHECKPOINT_SECONDS)
+
+    def _add_by_list(self, ivf: faiss.IndexIVF) -> None:
+        """Find the list of every key first, so that each list is given its room at once.
+
+        Lists that grow leave their former places behind, which at the end is half as much again as the index.
+        """
+        lists = find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK)
+        for number, size in enumerate(np.bincount(lists, minlength=ivf.nlist).tolist()):
+            inverted_lists(ivf).resize(number, size)
+            inverted_lists(ivf).resize(number, 0)  # which keeps the room
+        with tqdm(total=len(self.datastore), unit=" keys", unit_scale=True, desc="adding") as bar:
+            for block in self.datastore.key_blocks(ADD_BLOCK):
+                keys = np.ascontiguousarray(block, np.float32)
+                ids = np.arange(ivf.ntotal, ivf.ntotal + len(keys))
+                numbers = lists[ids].astype(np.int64)
+                ivf.add_core(len(keys), faiss.swig_ptr(keys), faiss.swig_ptr(ids), faiss.swig_ptr(numbers))
+                bar.update(len(keys))
+
+

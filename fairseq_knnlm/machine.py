@@ -1,0 +1,70 @@
+"""What this process may use of the machine."""
+
+import os
+import resource
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory() -> int:
+    """In bytes: the least of what the system, the control group (Docker, Slurm) and ``ulimit -v`` leave.
+
+    What the system keeps of files counts as available, since it gives that up when asked to.
+    """
+    limits = [_system_memory(), *_cgroup_memory()]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    return max(0, min(limits))
+
+
+def _system_memory() -> int:
+    try:
+        with open(MEMINFO) as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # another system than Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _cgroup_memory() -> list[int]:
+    """What each limit on the way from our control group to the root leaves."""
+    left = []
+    try:
+        lines = OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2: one tree
+            root, limit, usage, cache = CGROUPS, "memory.max", "memory.current", ("active_file", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root, limit, usage = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = ("total_active_file", "total_inactive_file")
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        # Inside a container the path may be the host's; then the limits stand at the root of what we see.
+        for place in (folder, *folder.parents):
+            if place == root.parent:
+                break
+            if (number := _read_number(place / limit)) is not None:
+                left.append(number - (_read_number(place / usage) or 0) + _file_cache(place / "memory.stat", cache))
+    return left
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max": no limit
+        return None
+
+
+def _file_cache(path: Path, names: tuple[str, ...]) -> int:
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+        return sum(int(row[1]) for row in rows if row[0] in names)
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,1 @@
+"""Adopting datastores and indexes of the original implementation (github.com/urvashik/knnlm)."""

@@ -1,0 +1,138 @@
+"""Log-probabilities of a saved run's tokens at any k, temperature and theta."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import KnnlmError
+from ..memory import MemoryFacts
+from .format import SavePart, open_save
+
+ROWS_AT_ONCE = 4096
+
+
+@dataclass
+class SavedMemoryScores:
+    """What one memory says of the n tokens."""
+
+    log_probs: np.ndarray  # (n,) -inf where the token was not retrieved
+    hits: np.ndarray  # (n,) bool: it was
+    entropy: np.ndarray | None  # (n,) of the neighbours' shares, in nats; None where they are not saved (k = all)
+
+
+class SavedScores:
+    """The tokens of a save (all of them, or every so many-th), ready to be scored with other settings."""
+
+    def __init__(self, parts: list[SavePart], every: int = 1, without: tuple[str, ...] = ()):
+        """
+        Args:
+            without: memories to leave out of the mixture
+        """
+        self.parts, self.every, self.without = parts, every, without
+        self.run = replace(
+            parts[0].run, memories=[memory for memory in parts[0].run.memories if memory.name not in without]
+        )
+        self.memories = {memory.name: memory for memory in self.run.memories}
+        self.lm = np.concatenate([part.arrays["lm"][::every] for part in parts]).astype(np.float64)
+        self.tokens = np.concatenate([part.arrays["tokens"][::every] for part in parts])
+
+    @classmethod
+    def open(cls, folders: list[str] | list[Path], without: tuple[str, ...] = ()) -> "SavedScores":
+        parts = open_save(folders)
+        names = [memory.name for memory in parts[0].run.memories]
+        for name in without:
+            if name not in names:
+                raise KnnlmError(f"there is no memory {name} in {folders[0]} to leave out; it has {', '.join(names)}")
+        return cls(parts, without=without)
+
+    def __len__(self) -> int:
+        return len(self.lm)
+
+    def sample(self, tokens: int) -> "SavedScores":
+        """About this many of the tokens, evenly spread."""
+        every = max(1, len(self) // tokens)
+        return self if every == 1 else SavedScores(self.parts, self.every * every, self.without)
+
+    @property
+    def knn_memories(self) -> list[MemoryFacts]:
+        return [memory for memory in self.run.memories if not memory.is_cache]
+
+    @property
+    def cache(self) -> MemoryFacts | None:
+        return self.memories.get("cache")
+
+    @property
+    def saved_cache(self) -> MemoryFacts:
+        """The cache of a run that must have one."""
+        if self.cache is None:
+            raise KnnlmError("no cache was saved; score again with --knn-cache-size --knn-save")
+        return self.cache
+
+    def scores(self, name: str, k: int | None, sharpness: float, with_entropy: bool = False) -> SavedMemoryScores:
+        """One memory with its k first neighbours (None: all that are saved) and a sharpness (1/T, or theta)."""
+        if self.memories[name].neighbors is None:
+            column = self._temperature_column(name, 1 / sharpness)
+            saved = np.concatenate([part.arrays[f"{name}.log_probs"][:: self.every, column] for part in self.parts])
+            return SavedMemoryScores(saved.astype(np.float64), np.isfinite(saved), None)
+        results = []
+        for gaps, matches in self._blocks(name, k):
+            gaps = gaps - gaps.min(dim=1, keepdim=True).values.nan_to_num(posinf=0.0)
+            weights = _weights(gaps, sharpness)
+            total = weights.sum(dim=1)
+            log_probs = ((weights * matches).sum(dim=1) / total).log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+            block = [log_probs, matches.any(dim=1)]
+            if with_entropy:
+                mean_gap = (weights * gaps.nan_to_num(posinf=0.0)).sum(dim=1) / total
+                block.append((total.log() + sharpness * mean_gap).nan_to_num(nan=0.0, neginf=0.0))
+            results.append(block)
+        columns = [torch.cat(column).numpy() for column in zip(*results)]
+        entropy = columns[2].astype(np.float64) if with_entropy else None
+        return SavedMemoryScores(columns[0].astype(np.float64), columns[1], entropy)
+
+    def _temperature_column(self, name: str, temperature: float) -> int:
+        saved = self.memories[name].saved_temperatures
+        nearest = min(range(len(saved)), key=lambda column: abs(saved[column] - temperature))
+        if abs(saved[nearest] - temperature) > 1e-3 * temperature:  # flags are printed with four digits
+            raise KnnlmError(
+                f"with --knn-k all the temperatures {', '.join(f'{t:g}' for t in sorted(saved))} were saved, not "
+                f"{temperature:g}; choose one of them, or score again with --knn-temperature {temperature:g} --knn-save"
+            )
+        return nearest
+
+    def log_probs_for_all_k(self, name: str, ks: list[int], sharpness: float) -> np.ndarray:
+        """Log-probabilities with the first k neighbours, for several k at once: (len(ks), n)."""
+        columns = torch.tensor(ks) - 1
+        results = []
+        for gaps, matches in self._blocks(name, max(ks)):
+            weights = _weights(gaps, sharpness)
+            total = weights.cumsum(dim=1)[:, columns]
+            of_target = weights.mul_(matches).cumsum(dim=1)[:, columns]
+            results.append((of_target / total).log().nan_to_num(nan=-torch.inf, neginf=-torch.inf))
+        return torch.cat(results).T.double().numpy()
+
+    def typical_gap(self, name: str) -> float:
+        """The median of how much less similar a neighbour is than the best one: the scale of temperatures."""
+        gaps, _ = next(self._blocks(name, None))
+        gaps = gaps[gaps.isfinite() & (gaps > 0)]
+        return float(gaps.median()) if len(gaps) else 1.0
+
+    def _blocks(self, name: str, k: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Gaps (rows, k) float32 and matches (rows, k), some rows at a time."""
+        for part in self.parts:
+            for start in range(0, part.run.tokens, ROWS_AT_ONCE * self.every):
+                rows = slice(start, start + ROWS_AT_ONCE * self.every, self.every)
+                gaps = torch.from_numpy(part.arrays[f"{name}.gaps"][rows, :k].astype(np.float32))
+                exponents = torch.from_numpy(part.arrays[f"{name}.exponents"][rows].astype(np.int32))
+                gaps = torch.ldexp(gaps, exponents[:, None]) if exponents.any() else gaps
+                packed = part.arrays[f"{name}.matches"][rows]
+                matches = np.unpackbits(packed, axis=1, count=k or self.memories[name].neighbors)
+                yield gaps, torch.from_numpy(matches).bool()
+
+
+def _weights(gaps: Tensor, sharpness: float) -> Tensor:
+    """exp(-sharpness * gap): (n, k) -> (n, k); an infinite gap is an absent neighbour."""
+    return gaps.isfinite().float() if sharpness == 0 else (gaps * -sharpness).exp_()

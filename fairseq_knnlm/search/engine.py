@@ -1,0 +1,48 @@
+"""What a search engine answers, in FAISS's conventions: squared L2 distances or inner products, best first, id -1 where
+there are fewer than k.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import KnnlmError
+
+QUERIES_PER_PART = 1 << 15
+
+
+class Search(ABC):
+    """The one base of all engines. Those that visit whole lists also answer for every visited entry."""
+
+    preferred_queries: int  # how many queries at once it likes best
+
+    @abstractmethod
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """queries (n, dim) float32 -> distances (n, k) float32, ids (n, k) int64."""
+
+    def search_in_parts(self, queries: np.ndarray, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """As ``search``, some consecutive rows at a time: k neighbours of all queries are more than memory may hold.
+
+        The neighbours come in the order of the engine's own ranking, so that the first k' of them are what a search
+        for k' finds. That is best first, except where the distances are not the ones that were ranked by.
+        """
+        for start in range(0, len(queries), QUERIES_PER_PART):
+            yield self.search(queries[start : start + QUERIES_PER_PART], k)
+
+    def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """query (1, dim) -> distances (1, m) and ids (1, m) of every visited entry, in any order."""
+        raise self._without_lists()
+
+    def target_mass(
+        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log of the softmax's numerator and denominator over every visited entry, at each temperature.
+
+        queries (n, dim), targets (n,) -> log sum of exp(similarity / T) over the entries whose value is the target
+        (temperatures, n), and over all entries (temperatures, n).
+        """
+        raise self._without_lists()
+
+    def _without_lists(self) -> KnnlmError:
+        return KnnlmError(f"{type(self).__name__} visits no whole lists; search for a number of neighbours instead")
