@@ -16,6 +16,7 @@ from . import system
 from .faults import write_failure
 
 TEMPORARY = re.compile(r".+\.[0-9a-f]{12}\.tmp")
+LOCK = re.compile(r"(manifest\.json|positions\.npy|shard-\d{5})\.lock")  # that a killed holder did not remove
 
 
 class OutputFile:
@@ -146,12 +147,15 @@ def write_array(path: str | Path, array: np.ndarray) -> str:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder, and no others."""
+    """Remove the temporary files and the locks that killed processes left in a folder, and no others."""
     for path in folder.iterdir():
-        if TEMPORARY.fullmatch(path.name) and path.is_file():
+        if (TEMPORARY.fullmatch(path.name) or LOCK.fullmatch(path.name)) and path.is_file():
             try:
                 with open(path, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
-                    path.unlink(missing_ok=True)
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer or holder lives
+                    # A lock may have been freed and taken anew since it was opened: then this is a file without a
+                    # name, and the name is that of a lock in use.
+                    if os.fstat(file.fileno()).st_nlink:
+                        path.unlink(missing_ok=True)
             except OSError:
                 continue

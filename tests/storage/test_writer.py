@@ -22,6 +22,17 @@ def test_only_left_over_files_are_removed(tmp_path):
     alive.abort()
 
 
+def test_locks_of_killed_processes_are_removed(tmp_path):
+    """A process can be killed between its last file and the release of its lock; nobody takes that lock again."""
+    (tmp_path / "shard-00003.lock").write_text("another process (1 on nowhere)")
+    (tmp_path / "shard-00004.lock").write_text("")
+    (tmp_path / "mine.lock").write_text("precious")
+    with Lock(tmp_path / "manifest.json.lock", "writing"):
+        remove_stale_files(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"manifest.json.lock", "mine.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.lock"}
+
+
 def test_every_file_and_folder_is_synced(tmp_path, monkeypatch):
     synced = []
     real = os.fsync
