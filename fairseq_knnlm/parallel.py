@@ -1,28 +1,52 @@
 """One thread per block of work, instead of all threads for each small operation of a block."""
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from queue import Full, Queue
+from threading import Event, Lock, Thread
+from typing import Any, TypeVar
 
 import torch
-from tqdm import tqdm
+
+from .progress import progress
+
+JOBS_AHEAD = 8  # that wait for each thread: jobs may be made as they are needed, and hold memory
+Item = TypeVar("Item")
 
 
-def for_each(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], progress: str | None = None) -> list:
+def for_each(
+    function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], name: str | None = None, total: int | None = None
+) -> list:
     """The results of function(*job), in order, as many at a time as torch has threads; the first error is raised.
 
     Args:
-        progress: what a progress bar calls it; None: no bar (as where nobody sees it)
+        name: what the progress bar calls it; None: no bar
+        total: how many jobs there are, where ``jobs`` does not tell
 
     Torch would split every operation over all threads, and a block is some twenty operations of a millisecond or less:
     waiting for each other would take longer than the work.
     """
-    with _one_thread_per_operation as threads:
+    count = len(jobs) if isinstance(jobs, list) else total or 0
+    results: list[Any] = []
+    with _one_thread_per_operation as threads, progress(name, count) if name else nullcontext() as bar:
         pool = ThreadPoolExecutor(threads)
+        waiting: deque[Future] = deque()
+
+        def finish_first() -> None:
+            results.append(waiting.popleft().result())
+            if bar is not None:
+                bar.update(1)
+
         try:
-            futures = [pool.submit(function, *job) for job in jobs]
-            return [future.result() for future in progress_bar(futures, progress)]
+            for job in jobs:
+                waiting.append(pool.submit(function, *job))
+                if len(waiting) >= threads * JOBS_AHEAD:
+                    finish_first()
+            while waiting:
+                finish_first()
+            return results
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -57,6 +81,33 @@ class _OneThreadPerOperation:
 _one_thread_per_operation = _OneThreadPerOperation()
 
 
-def progress_bar(items: list, name: str | None) -> Iterable[Any]:
-    """The items, with a progress bar of this name on a terminal; without a name there is none."""
-    return tqdm(items, desc=name, leave=False, disable=None) if name else items
+def ahead(items: Iterable[Item], count: int) -> Iterator[Item]:
+    """The items, made by a thread of their own, up to ``count`` of them before they are asked for."""
+    queue: Queue[tuple[bool, Any]] = Queue(count)
+    stopped = Event()
+
+    def put(message: tuple[bool, Any]) -> None:
+        while not stopped.is_set():
+            try:
+                return queue.put(message, timeout=0.1)
+            except Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put((True, item))
+                if stopped.is_set():
+                    return
+            put((False, None))
+        except BaseException as error:
+            put((False, error))
+
+    Thread(target=make, daemon=True).start()
+    try:
+        while (message := queue.get())[0]:
+            yield message[1]
+        if message[1] is not None:
+            raise message[1]
+    finally:
+        stopped.set()

@@ -199,11 +199,11 @@ def store(tmp_path) -> Datastore:
 
 @pytest.fixture(scope="session")
 def lasting_store(tmp_path_factory) -> Callable[..., Datastore]:
-    """lasting_store(entries, key_dtype): made-up keys that nobody changes; an index that a test builds stays there."""
+    """lasting_store(entries, key_dtype, dim): made-up keys that nobody changes; an index that a test builds stays."""
 
     @functools.cache
-    def make(entries: int = 3000, key_dtype: str = "float16") -> Datastore:
-        return make_store(tmp_path_factory.mktemp("lasting") / "store", entries, key_dtype)
+    def make(entries: int = 3000, key_dtype: str = "float16", dim: int = DIM) -> Datastore:
+        return make_store(tmp_path_factory.mktemp("lasting") / "store", entries, key_dtype, dim=dim)
 
     return make
 

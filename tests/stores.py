@@ -3,22 +3,29 @@
 import numpy as np
 
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
+from fairseq_knnlm.datastore.key_codec import KeyForm, learn_codec
 
 DIM = 64
 
 
-def make_store(folder, count, key_dtype="float16", seed=0, shard=400) -> Datastore:
-    """Keys around 40 centres, values below 50."""
+def make_store(folder, count, key_dtype="float16", seed=0, shard=400, dim=DIM, of_centre=False) -> Datastore:
+    """Keys around 40 centres, of which the first ``dim`` principal components are stored; values below 50.
+
+    Args:
+        of_centre: whether the value tells the centre, as in a datastore where neighbours are of use
+    """
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(40, DIM))
-    keys = (centers[rng.integers(0, 40, count)] + 0.3 * rng.normal(size=(count, DIM))).astype(np.float32)
-    values = rng.integers(0, 50, count)
+    centre = rng.integers(0, 40, count)
+    keys = (centers[centre] + 0.3 * rng.normal(size=(count, DIM))).astype(np.float32)
+    values = centre if of_centre else rng.integers(0, 50, count)
     rows = [min(shard, count - start) for start in range(0, count, shard)]
+    form = KeyForm(DIM, dim, key_dtype)
     manifest = Manifest(
-        entries=count, dim=DIM, key_dtype=key_dtype, value_dtype="uint16", key="output", layer=0,
+        **form.facts(), entries=count, value_dtype="uint16", key="output", layer=0,
         source={"dictionary_size": 50}, shards=plan_shards(rows),
     )  # fmt: skip
-    writer = DatastoreWriter(folder, manifest)
+    writer = DatastoreWriter(folder, manifest, (lambda: learn_codec(keys, form)) if form.is_compact else None)
     for part in writer.missing_shards():
         output = writer.open_shard(part)
         output.append(keys[part.start : part.stop], values[part.start : part.stop])

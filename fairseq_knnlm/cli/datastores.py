@@ -22,6 +22,10 @@ def add_datastore_commands(add: Add) -> None:
     build.add_argument("--name", help="name of the index (default: from SPEC and metric)")
     build.add_argument("--force", action="store_true", help="build again what is there already")
     build.add_argument("--seed", type=int, default=1, help="of the training sample and the clusters")
+    build.add_argument(
+        "--drop-keys", action="store_true",
+        help="remove the keys once the index holds them: half the disk; what needs them in corpus order gets slower",
+    )  # fmt: skip
 
     info = add("info", _info, "describe a datastore and its indexes")
     info.add_argument("datastore", metavar="DIR")
@@ -33,6 +37,14 @@ def add_datastore_commands(add: Add) -> None:
     )  # fmt: skip
     verify.add_argument("datastore", metavar="DIR")
     verify.add_argument("--all", action="store_true", help="check every entry of large indexes, too, not a sample")
+
+    smaller = add("compact", _compact, "copy a datastore with smaller keys: fewer dimensions, 8 bits")
+    smaller.add_argument("datastore", metavar="DIR")
+    smaller.add_argument("--dim", type=int, help="dimensions of the new keys, by principal components (default: all)")
+    smaller.add_argument(
+        "--dtype", choices=["float16", "float32", "int8"], default="int8", help="of the new keys (default: %(default)s)"
+    )
+    smaller.add_argument("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
 
     part = add("subsample", _subsample, "copy a random part of a datastore to a datastore of its own")
     part.add_argument("datastore", metavar="DIR")
@@ -65,11 +77,25 @@ def _build(args: argparse.Namespace) -> int:
     info = build_index(datastore, args.index, args.metric, args.name, args.seed, args.force)
     if info == before and not args.force:
         print(f"the index {info.name} is there already; --force builds it again")
+    if args.drop_keys:
+        from ..index.drop_keys import drop_keys
+
+        drop_keys(datastore, info)
+    return 0
+
+
+def _compact(args: argparse.Namespace) -> int:
+    from ..datastore import Datastore
+    from ..datastore.compact import compact, describe_keys
+
+    datastore = compact(Datastore(args.datastore), args.dim, args.dtype, args.output)
+    print(f"{args.output}: {len(datastore):,} entries, keys of {describe_keys(datastore)}")
     return 0
 
 
 def _info(args: argparse.Namespace) -> int:
     from ..datastore import Datastore
+    from ..datastore.compact import describe_keys
     from ..index import list_indexes
     from ..storage import human_bytes
 
@@ -83,9 +109,11 @@ def _info(args: argparse.Namespace) -> int:
         return 0
     rows = [
         ("entries", f"{len(datastore):,}"),
-        ("keys", f"{manifest.dim} x {manifest.key_dtype}, {manifest.key} of layer {manifest.layer}"),
+        ("keys", f"{describe_keys(datastore)}; {manifest.key} of layer {manifest.layer}"),
         ("values", manifest.value_dtype),
         ("on disk", f"{human_bytes(datastore.bytes_on_disk)} in {len(manifest.shards)} shards"),
+        ("per entry", f"{(datastore.bytes_on_disk + sum(i.bytes for i in indexes)) / len(datastore):,.0f} bytes with "
+                      "all indexes"),
         *((name.replace("_", " "), str(value)) for name, value in manifest.source.items()),
     ]
     for index in indexes:

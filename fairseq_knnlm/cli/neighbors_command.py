@@ -81,11 +81,17 @@ def _check_same_model(datastore: "Datastore", queries: "Datastore") -> None:
             "cannot be compared; import with --path to know the number"
         )
     same = ours.key == theirs.key and (ours.layer == theirs.layer or unknown)
-    if queries.dim != datastore.dim or not same:
+    comparable = theirs.projection == ours.projection or (theirs.projection is None and theirs.dim == ours.source_dim)
+    if queries.manifest.source_dim != datastore.manifest.source_dim or not same:
         raise KnnlmError(
             f"{queries.folder} holds {theirs.key} of layer {theirs.layer} with {queries.dim} dimensions, "
             f"{datastore.folder} {ours.key} of layer {ours.layer} with {datastore.dim}; dump both with the same model "
             "and --knn-key"
+        )
+    if not comparable:
+        raise KnnlmError(
+            f"{queries.folder} holds keys that were projected in another way than those of {datastore.folder}; dump "
+            "the queries without --knn-key-dim"
         )
     for fact, what in (("checkpoint_sha256", "checkpoint"), ("dictionary_sha256", "dictionary")):
         if None not in (facts := {ours.source.get(fact), theirs.source.get(fact)}) and len(facts) > 1:

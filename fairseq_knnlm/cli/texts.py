@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from ..inspector.collect import Inspector
 
 # The flags of the task that have a meaning here; their defaults and help are taken from there.
-FLAGS = ("knn_index", "knn_k", "knn_lambda", "knn_temperature", "knn_nprobe", "knn_metric", "knn_mask", "knn_score")
+FLAGS = (
+    "knn_index", "knn_k", "knn_lambda", "knn_temperature", "knn_nprobe", "knn_far", "knn_device", "knn_metric",
+    "knn_mask", "knn_score",
+)  # fmt: skip
 LINES_PER_PART = 64
 
 

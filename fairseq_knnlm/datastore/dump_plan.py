@@ -8,7 +8,7 @@ import numpy as np
 
 from ..storage import human_bytes
 from .manifest import Manifest, Shard, plan_shards, value_dtype_for
-from .writing import DatastoreWriter
+from .writing import DatastoreWriter, MakeCodec
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,36 @@ def plan_blocks(block_rows: np.ndarray) -> list[tuple[int, int]]:
     return ranges
 
 
+def sample_blocks(block_rows: np.ndarray, rows: int, pieces: int = 64) -> list[tuple[int, int]]:
+    """Blocks that hold about so many rows, in pieces spread evenly over the corpus: (start, stop) of each piece."""
+    ends = np.cumsum(block_rows, dtype=np.int64)
+    total = int(ends[-1])
+    if total <= rows:
+        return [(0, len(block_rows))]
+    ranges, last = [], 0
+    for piece in range(pieces):
+        begin = total * piece // pieces
+        start = max(last, int(np.searchsorted(ends, begin, side="right")))
+        stop = min(len(ends), int(np.searchsorted(ends, begin + rows // pieces)) + 1)
+        if start < stop:
+            ranges.append((start, stop))
+            last = stop
+    return ranges
+
+
 class DumpPlan:
     """What one process has to dump: the missing shards of its contiguous part, as ranges of blocks."""
 
-    def __init__(self, folder: str, facts: dict, block_rows: np.ndarray, part: Callable[[int], tuple[int, int]]):
+    def __init__(
+        self, folder: str, facts: dict, block_rows: np.ndarray, part: Callable[[int], tuple[int, int]],
+        make_codec: MakeCodec | None = None,
+    ):  # fmt: skip
         """
         Args:
             facts: the fields of the manifest that the task knows (dim, key_dtype, key, layer, source, vocabulary)
             block_rows: how many entries each block gives
             part: from the number of shards to the first and the last (exclusive) that this process does
+            make_codec: how keys are made compact; called if nobody has done so yet
         """
         facts = dict(facts)
         ranges = plan_blocks(block_rows)
@@ -52,7 +73,7 @@ class DumpPlan:
             shards=plan_shards(rows),
             **facts,
         )
-        self.writer = DatastoreWriter(folder, manifest)
+        self.writer = DatastoreWriter(folder, manifest, make_codec)
         first, last = part(len(ranges))
         self.shards: list[Shard] = [s for s in self.writer.missing_shards() if first <= s.number < last]
         self.block_ranges = [ranges[shard.number] for shard in self.shards]
@@ -69,7 +90,7 @@ class DumpPlan:
             logger.info(f"{self.folder} is complete already: {manifest.entries:,} entries, nothing to dump")
             return
         rows = sum(shard.rows for shard in self.shards)
-        size = rows * (manifest.dim * np.dtype(manifest.key_dtype).itemsize + np.dtype(manifest.value_dtype).itemsize)
+        size = rows * manifest.entry_bytes
         logger.info(
             f"dumping {rows:,} of {manifest.entries:,} entries to {self.folder}: {len(self.shards)} of "
             f"{len(manifest.shards)} shards, {human_bytes(size)}"

@@ -1,10 +1,11 @@
 """The format of a datastore: its files, and the manifest that describes them.
 
     DIR/manifest.json                     what it is, where it came from, the shards, complete or not
-    DIR/keys-00000.npy   (rows, dim)      float16 or float32
+    DIR/keys-00000.npy   (rows, dim)      float16, float32 or int8 (see ``key_codec``)
     DIR/values-00000.npy (rows,)          uint16 or int32
     DIR/index/<name>/                     see the package ``index``
     DIR/positions.npy    (entries,)       only in a subsample: which token of the corpus each entry is
+    DIR/projection.npy, DIR/quantizer.npy only with compact keys, see ``key_codec``
 
 Entry i is the i-th predicted token of the corpus. The split of the entries into shards is fixed when the datastore is
 created, so several processes can fill different shards of one folder, and a killed one loses the shard under way only.
@@ -18,12 +19,14 @@ import numpy as np
 
 from ..errors import KnnlmError
 from ..storage import from_record, read_versioned, write_record
+from .key_codec import Projection, Quantizer
 
 FORMAT = "fairseq-knnlm datastore"
-VERSION = 1
+VERSION = 2
+READABLE_VERSIONS = (1, 2)  # the first one has no compact keys, and keys are always in the shards
 MANIFEST = "manifest.json"
 POSITIONS = "positions.npy"
-KEY_DTYPES = ("float16", "float32")
+KEY_DTYPES = ("float16", "float32", "int8")
 VALUE_DTYPES = ("uint16", "int32")
 
 
@@ -78,12 +81,26 @@ class Manifest:
     source: dict[str, Any]  # split, data, fingerprints of data, dictionary and checkpoint, context
     shards: list[Shard] = field(default_factory=list)
     complete: bool = False
+    projection: Projection | None = None  # None: keys have the dimensions of the model's states
+    quantizer: Quantizer | None = None  # of int8 keys
+    keys_in_index: str | None = None  # the index that alone holds the keys; None: they are in the shards
     format: str = FORMAT
     version: int = VERSION
 
+    @property
+    def source_dim(self) -> int:
+        """Dimensions of the states that the keys were made of."""
+        return self.projection.source_dim if self.projection else self.dim
+
+    @property
+    def entry_bytes(self) -> int:
+        """Of a key and its value."""
+        return self.dim * np.dtype(self.key_dtype).itemsize + np.dtype(self.value_dtype).itemsize
+
     def identity(self) -> dict[str, Any]:
         """What must agree for a dump to be continued."""
-        facts = {name: getattr(self, name) for name in ("entries", "dim", "key_dtype", "value_dtype", "key", "layer")}
+        names = ("entries", "dim", "source_dim", "key_dtype", "value_dtype", "key", "layer")
+        facts = {name: getattr(self, name) for name in names}
         source = {name: value for name, value in self.source.items() if name != "data"}  # a moved folder is no change
         return {**facts, **source}
 
@@ -93,12 +110,15 @@ class Manifest:
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
         path = folder / MANIFEST
-        content = read_versioned(path, FORMAT, VERSION, "create it with fairseq-eval-lm --knn-dump")
+        content = read_versioned(path, FORMAT, READABLE_VERSIONS, "create it with fairseq-eval-lm --knn-dump")
         remedy = f"restore it from a copy, or delete {folder} and dump it again"
         shards = content.get("shards")
         if not isinstance(shards, list) or not all(isinstance(shard, dict) for shard in shards):
             raise KnnlmError(f"{path} is damaged (it lists no shards); {remedy}")
         content["shards"] = [from_record(Shard, shard, path, remedy) for shard in shards]
+        for name, cls_of_field in (("projection", Projection), ("quantizer", Quantizer)):
+            if isinstance(content.get(name), dict):
+                content[name] = from_record(cls_of_field, content[name], path, remedy)
         manifest = from_record(cls, content, path, remedy)
         if problem := manifest._contradiction():
             raise KnnlmError(f"{path} is damaged ({problem}); {remedy}")
@@ -108,6 +128,10 @@ class Manifest:
         """What cannot be true of any datastore; empty if nothing is."""
         if self.key_dtype not in KEY_DTYPES or self.value_dtype not in VALUE_DTYPES:
             return f"keys of {self.key_dtype}, values of {self.value_dtype}"
+        if (self.key_dtype == "int8") != (self.quantizer is not None):
+            return f"keys of {self.key_dtype} {'without' if self.quantizer is None else 'with'} 8-bit ranges"
+        if self.projection is not None and not self.dim < self.projection.source_dim:
+            return f"{self.projection.source_dim} dimensions projected to {self.dim}"
         planned = plan_shards([shard.rows for shard in self.shards])
         if [(s.number, s.start) for s in planned] != [(s.number, s.start) for s in self.shards]:
             return "its shards do not follow each other"

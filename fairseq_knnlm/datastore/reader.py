@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import KnnlmError
-from ..storage import ShardedArray, file_sha256
+from ..storage import ShardedArray, file_sha256, read_json
 from ..storage.arrays import map_array
+from .key_codec import PROJECTION, QUANTIZER, KeyCodec, LearntCodec
+from .list_file import KeysInLists, ListFile
 from .manifest import POSITIONS, Manifest, Shard
+
+LIST_STARTS = "list_starts.npy"  # in the folder of an index whose lists we wrote: see list_file
 
 
 class Datastore:
@@ -28,8 +32,31 @@ class Datastore:
         remedy = f"restore it from a copy, or delete {self.folder} and dump it again"
         rows, manifest = [shard.rows for shard in self.shards], self.manifest
         keys, values = [s.keys_name for s in self.shards], [s.values_name for s in self.shards]
-        self._keys = ShardedArray(self.folder, keys, rows, (self.dim,), manifest.key_dtype, remedy, "the manifest")
+        self._keys: ShardedArray | KeysInLists
+        try:
+            self._keys = self._open_keys(keys, rows, remedy)
+        except KnnlmError:
+            self.manifest = manifest = Manifest.load(self.folder)  # perhaps knnlm build --drop-keys is at work
+            if manifest.keys_in_index is None:
+                raise
+            self._keys = self._open_keys(keys, rows, remedy)
         self._values = ShardedArray(self.folder, values, rows, (), manifest.value_dtype, remedy, "the manifest")
+
+    def _open_keys(self, names: list[str], rows: list[int], remedy: str) -> ShardedArray | KeysInLists:
+        dtype = self.manifest.key_dtype
+        if self.manifest.keys_in_index is not None:
+            return KeysInLists(self._open_lists(self.manifest.keys_in_index, remedy), self.dim, dtype)
+        return ShardedArray(self.folder, names, rows, (self.dim,), dtype, remedy, "the manifest")
+
+    def _open_lists(self, index: str, remedy: str) -> ListFile:
+        """The lists of the index that alone holds the keys."""
+        folder = self.folder / "index" / index
+        facts = read_json(folder / "index.json", remedy)
+        head, lists, code = (facts.get(name) for name in ("head_bytes", "lists", "code_bytes"))
+        if not (isinstance(head, int) and isinstance(lists, int) and isinstance(code, int)):
+            raise KnnlmError(f"{folder / 'index.json'} does not say where the keys are, so it is damaged; {remedy}")
+        starts = map_array(folder / LIST_STARTS, (lists + 1,), "int64", remedy)
+        return ListFile(folder / "index.faiss", head, code, np.array(starts))
 
     def __len__(self) -> int:
         return self.manifest.entries
@@ -51,6 +78,10 @@ class Datastore:
     def bytes_on_disk(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
+    @property
+    def value_bytes(self) -> int:
+        return np.dtype(self.manifest.value_dtype).itemsize
+
     @cached_property
     def values(self) -> np.ndarray:
         """All values, (entries,), in memory: 2 or 4 bytes per entry."""
@@ -63,6 +94,10 @@ class Datastore:
             )
         return values
 
+    def read_values(self, start: int, stop: int) -> np.ndarray:
+        """The values of the entries [start, stop), read from disk."""
+        return self._values.read(start, stop)
+
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         """The values of the given entries, in ids' shape. A missing neighbour (id -1) gets any value."""
         try:
@@ -70,12 +105,33 @@ class Datastore:
         except IndexError as error:
             raise self._no_such_entry() from error
 
+    @cached_property
+    def codec(self) -> KeyCodec:
+        """From the model's states to stored keys, and back."""
+        return KeyCodec.load(self.folder, self.manifest)
+
+    def own_codec(self) -> LearntCodec:
+        """The codec and what the manifest says of it, for a datastore with keys of the same form."""
+        return self.codec, self.manifest.projection, self.manifest.quantizer
+
     def key_blocks(self, rows: int = 1 << 16, start: int = 0) -> Iterator[np.ndarray]:
-        """Stream the stored keys in order from entry ``start``, at most ``rows`` at once."""
+        """Stream the keys as floats in order from entry ``start``, at most ``rows`` at once."""
+        return (self.codec.decode(block) for block in self.stored_blocks(rows, start))
+
+    def read_keys(self, start: int, stop: int) -> np.ndarray:
+        """The keys of the entries [start, stop) as floats, read from disk."""
+        return self.codec.decode(np.concatenate(list(self._keys.blocks(max(1, stop - start), start, stop))))
+
+    def stored_blocks(self, rows: int = 1 << 16, start: int = 0) -> Iterator[np.ndarray]:
+        """As ``key_blocks``, in the stored dtype."""
         return self._keys.blocks(rows, start)
 
     def gather_keys(self, ids: np.ndarray) -> np.ndarray:
-        """Keys of the given entries: ids (n,) -> (n, dim) in the stored dtype."""
+        """Keys of the given entries: ids (n,) -> (n, dim), as floats: 16 bits where they are stored so, else 32."""
+        return self.codec.decode(self.gather_stored(ids))
+
+    def gather_stored(self, ids: np.ndarray) -> np.ndarray:
+        """As ``gather_keys``, in the stored dtype."""
         if len(ids) and not 0 <= ids.min() <= ids.max() < len(self):
             raise self._no_such_entry()
         return self._keys.gather(ids)
@@ -96,7 +152,13 @@ class Datastore:
 
     def damaged_files(self) -> Iterator[tuple[str, bool]]:
         """Compare every file but the manifest with its checksum: yields (name, is damaged), one file at a time."""
-        expected = {shard.keys_name: shard.keys_sha256 for shard in self.shards}
+        expected: dict[str, str | None] = {}
+        if self.manifest.keys_in_index is None:
+            expected |= {shard.keys_name: shard.keys_sha256 for shard in self.shards}
+        if self.manifest.projection is not None:
+            expected[PROJECTION] = self.manifest.projection.sha256
+        if self.manifest.quantizer is not None:
+            expected[QUANTIZER] = self.manifest.quantizer.sha256
         expected |= {shard.values_name: shard.values_sha256 for shard in self.shards}
         drawn = self.manifest.source.get("subsample", {})
         if "positions_sha256" in drawn:

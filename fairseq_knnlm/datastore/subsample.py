@@ -28,7 +28,10 @@ def subsample(datastore: Datastore, fraction: float, seed: int, output: str | Pa
     if not kept:
         raise KnnlmError(f"{fraction:g} of {len(datastore):,} entries is none; use a larger --fraction")
     entries = [_draw(shard, count, seed) for shard, count in kept]
-    positions = _positions_file(datastore, np.concatenate(entries))
+    chosen_positions = np.concatenate(entries)
+    if datastore.positions is not None:  # a subsample of a subsample
+        chosen_positions = datastore.positions[chosen_positions]
+    positions = positions_file(chosen_positions)
     parent = datastore.manifest.source.get("subsample", {})
     drawn = {
         "fraction": fraction,
@@ -45,20 +48,26 @@ def subsample(datastore: Datastore, fraction: float, seed: int, output: str | Pa
         source={**datastore.manifest.source, "subsample": drawn},
         shards=shards,
         complete=False,
+        keys_in_index=None,
     )
-    writer = DatastoreWriter(output, manifest)
+    writer = DatastoreWriter(output, manifest, datastore.own_codec)
     missing = {shard.number for shard in writer.missing_shards()}
     for new, chosen in zip(tqdm(shards, unit="shard", desc="copying", leave=False), entries):
         shard = writer.open_shard(new, wait=True) if new.number in missing else None
         if shard is not None:
-            shard.append(datastore.gather_keys(chosen), datastore.values[chosen])
+            shard.append_stored(datastore.gather_stored(chosen), datastore.values[chosen])
             shard.commit()
-    with Lock(Path(output) / f"{POSITIONS}.lock", f"writing {Path(output) / POSITIONS}"):
-        if not (Path(output) / POSITIONS).exists():
-            with OutputFile(Path(output) / POSITIONS) as file:
-                file.write(positions)
+    write_positions(Path(output), positions)
     writer.finish()
     return Datastore(output)
+
+
+def write_positions(folder: Path, positions: bytes) -> None:
+    """Write positions.npy, if nobody has done so yet."""
+    with Lock(folder / f"{POSITIONS}.lock", f"writing {folder / POSITIONS}"):
+        if not (folder / POSITIONS).exists():
+            with OutputFile(folder / POSITIONS) as file:
+                file.write(positions)
 
 
 def _count(shard: Shard, fraction: float) -> int:
@@ -72,9 +81,8 @@ def _draw(shard: Shard, count: int, seed: int) -> np.ndarray:
     return np.sort(rng.choice(shard.rows, count, replace=False)) + shard.start
 
 
-def _positions_file(datastore: Datastore, entries: np.ndarray) -> bytes:
-    """The bytes of positions.npy: where the entries stood in the corpus, also if this is a subsample already."""
-    positions = entries if datastore.positions is None else datastore.positions[entries]
+def positions_file(positions: np.ndarray) -> bytes:
+    """The bytes of positions.npy: where the entries stood in the corpus."""
     file = io.BytesIO()
     np.save(file, positions.astype(np.int64))
     return file.getvalue()

@@ -1,5 +1,6 @@
 """Writing a datastore, shard by shard, by one or several processes."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,14 +17,22 @@ from ..storage import (
     remove_stale_files,
     write_json,
 )
+from .key_codec import PROJECTION, QUANTIZER, KeyCodec, LearntCodec
 from .manifest import MANIFEST, Manifest, Shard
+
+MakeCodec = Callable[[], LearntCodec]
 
 
 class DatastoreWriter:
     """Fills the shards of a new or half-written datastore."""
 
-    def __init__(self, folder: str | Path, manifest: Manifest):
-        """Create the folder, or continue what is there if it is the same dump."""
+    def __init__(self, folder: str | Path, manifest: Manifest, make_codec: MakeCodec | None = None):
+        """Create the folder, or continue what is there if it is the same dump.
+
+        Args:
+            make_codec: how keys are made compact. Called by the first process alone, which stores the codec before
+                anything else; the others wait for it
+        """
         self.folder = Path(folder)
         make_folder(self.folder)
         if not (self.folder / MANIFEST).exists():
@@ -38,16 +47,21 @@ class DatastoreWriter:
                 self.manifest = manifest
                 missing = sum(self._shard_bytes(shard) for shard in manifest.shards)
                 check_disk_space(self.folder, missing, f"the datastore of {manifest.entries:,} entries")
+                if make_codec is not None:
+                    codec, manifest.projection, manifest.quantizer = make_codec()
+                    codec.save(self.folder, manifest)
                 self.manifest.save(self.folder)
             remove_stale_files(self.folder)
+        self.codec = KeyCodec.load(self.folder, self.manifest)
 
     def _manifest_lock(self) -> Lock:
         return Lock(self.folder / f"{MANIFEST}.lock", f"writing {self.folder / MANIFEST}")
 
     def _refuse_foreign_files(self) -> None:
         """Whatever else is in the folder is not ours: a mistyped path must not fill somebody's home folder."""
-        # Another process may be writing the same manifest this moment, under a temporary name.
-        if any(not path.name.startswith(MANIFEST) for path in self.folder.iterdir()):
+        # Another process may be writing the same manifest this moment, under a temporary name, or what comes before it.
+        first = (MANIFEST, PROJECTION, QUANTIZER)
+        if any(not path.name.startswith(first) for path in self.folder.iterdir()):
             raise KnnlmError(f"{self.folder} is not empty and not a datastore; choose another folder")
 
     def _check_same_dump(self, present: Manifest, wanted: Manifest) -> None:
@@ -60,8 +74,7 @@ class DatastoreWriter:
             )
 
     def _shard_bytes(self, shard: Shard) -> int:
-        row = self.manifest.dim * np.dtype(self.manifest.key_dtype).itemsize
-        return shard.rows * (row + np.dtype(self.manifest.value_dtype).itemsize) + 256
+        return shard.rows * self.manifest.entry_bytes + 256
 
     def missing_shards(self) -> list[Shard]:
         missing = [shard for shard in self.manifest.shards if not (self.folder / shard.receipt_name).exists()]
@@ -84,7 +97,7 @@ class DatastoreWriter:
         if shard.number not in {missing.number for missing in self.missing_shards()}:
             lock.release()
             return None
-        return ShardWriter(self.folder, self.manifest, shard, lock)
+        return ShardWriter(self.folder, self.manifest, self.codec, shard, lock)
 
     def finish(self) -> bool:
         """Mark the datastore complete if every shard is there; True if it is."""
@@ -105,8 +118,9 @@ class DatastoreWriter:
 class ShardWriter:
     """Appends rows to one shard under a temporary name; ``commit`` moves it into place."""
 
-    def __init__(self, folder: Path, manifest: Manifest, shard: Shard, lock: Lock):
-        self.folder, self.manifest, self.shard, self._lock = folder, manifest, shard, lock
+    def __init__(self, folder: Path, manifest: Manifest, codec: KeyCodec, shard: Shard, lock: Lock):
+        self.folder, self.manifest, self.shard = folder, manifest, shard
+        self._codec, self._lock = codec, lock
         self.rows = 0
         self._files: list[OutputFile] = []
         try:
@@ -122,22 +136,26 @@ class ShardWriter:
         file.write_array_header(shape, dtype)
         return file
 
-    def append(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Add rows: keys (n, dim) of any float dtype, values (n,)."""
-        if self.rows + len(keys) > self.shard.rows:
-            raise RuntimeError(f"shard {self.shard.number} has {self.shard.rows} rows, got more")
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(keys, dtype=self.manifest.key_dtype)
-        if not np.isfinite(stored).all():
+    def append(self, states: np.ndarray, values: np.ndarray) -> None:
+        """Add rows: states (n, source dim) of any float dtype, which become keys; values (n,)."""
+        stored = self._codec.encode(states)
+        rounded = stored.dtype == np.int8  # which hides what is not a number
+        if not np.isfinite(states if rounded else stored).all():
             self.abort()
-            if np.isnan(keys).any():
-                raise KnnlmError("the model produced NaN keys; check the checkpoint, or run without --fp16")
+            if rounded or np.isnan(states).any():
+                raise KnnlmError("the model produced NaN or infinite keys; check the checkpoint, or run without --fp16")
             raise KnnlmError(
-                f"keys overflow {self.manifest.key_dtype} (largest {np.abs(keys).max():.3g}); "
+                f"keys overflow {self.manifest.key_dtype} (largest {np.abs(states).max():.3g}); "
                 "dump to a new folder with --knn-key-dtype float32"
             )
+        self.append_stored(stored, values)
+
+    def append_stored(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Add rows: keys (n, dim) as they are stored, values (n,)."""
+        if self.rows + len(keys) > self.shard.rows:
+            raise RuntimeError(f"shard {self.shard.number} has {self.shard.rows} rows, got more")
         try:
-            self._keys.write(stored)
+            self._keys.write(np.ascontiguousarray(keys, dtype=self.manifest.key_dtype))
             self._values.write(np.ascontiguousarray(values, dtype=self.manifest.value_dtype))
         except KnnlmError:
             self.abort()

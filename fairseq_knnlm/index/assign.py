@@ -7,9 +7,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from ..datastore import Datastore
+from ..progress import progress
 from ..storage import system
 from ..storage.faults import write_failure
 from .info import has_flat_quantizer, quantizer_ivf
@@ -29,8 +29,8 @@ def list_finder(ivf: faiss.IndexIVF, metric: str) -> Callable[[np.ndarray], np.n
     return lambda keys: grouped.nearest(torch.from_numpy(keys), GROUPS_FOR_ADDING).numpy()
 
 
-def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Path, block_rows: int) -> np.ndarray:
-    """The list of every key, (entries,) int32; from a file that an interrupted build goes on with.
+def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Path, block_rows: int) -> None:
+    """Write the list of every key, (entries,) int32, to a file that an interrupted build goes on with.
 
     The caller is the only process that writes the file, and its content is a matter of this machine's life only: after
     a crash of the machine the file may be shorter, which costs the repetition of that part.
@@ -42,7 +42,7 @@ def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Pat
             done = _sound_rows(descriptor, ivf.nlist)
             os.ftruncate(descriptor, 4 * done)
             os.lseek(descriptor, 0, os.SEEK_END)
-            with tqdm(total=len(datastore), initial=done, unit=" keys", unit_scale=True, desc="assigning") as bar:
+            with progress("assigning", len(datastore), " keys", done) as bar:
                 for block in datastore.key_blocks(block_rows, start=done):
                     lists = find(np.ascontiguousarray(block, np.float32)).astype(np.int32)
                     system.write(descriptor, lists.data.cast("B"))
@@ -51,7 +51,6 @@ def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Pat
             os.close(descriptor)
     except OSError as error:
         raise write_failure(error, path) from error
-    return np.fromfile(path, np.int32)
 
 
 def _sound_rows(descriptor: int, nlist: int) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 import faiss
 import numpy as np
-from tqdm import tqdm
 
 from ..datastore import Datastore
 from ..errors import KnnlmError
+from ..progress import progress
 from ..storage import (
     Lock,
     check_disk_space,
@@ -35,35 +35,35 @@ from .info import (
     bare_ivf,
     check_name,
     extract_ivf,
-    faiss_metric,
     find_index,
-    has_flat_quantizer,
     index_folder,
     index_name,
-    inverted_lists,
     list_indexes,
     quantizer_ivf,
     read_info,
     remedy_for,
 )
-from .kmeans import train_centroids, train_two_level_centroids
+from .list_files import ALL_FILES, checksums
+from .list_writer import PARTITION, PARTITIONED, ListWriter
 from .plan import GROUPS_FOR_ADDING, IndexPlan, estimate_time, plan_index
+from .training import SAMPLE, train_index
 
 logger = logging.getLogger(__name__)
 
 GROUPS_FOR_SEARCHING = 8
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
-BUILD_VERSION = 3  # of the steps below: a build that an older release began is not continued
+BUILD_VERSION = 4  # of the steps below: a build that an older release began is not continued
 
 # What a build writes; nothing else is ever removed.
 BUILD_RECORD, TRAINED, ADDED, LISTS = "build.json", "trained.faiss", "added.faiss", "lists.int32"
-LEFTOVERS = (BUILD_RECORD, TRAINED, ADDED, LISTS, "clusters")  # "clusters": of older releases
+OF_OLD_RELEASES = "clusters"
+LEFTOVERS = (BUILD_RECORD, TRAINED, ADDED, LISTS, SAMPLE, PARTITION, PARTITIONED, OF_OLD_RELEASES)
 
 
 def is_index_file(name: str) -> bool:
     """Whether a file of this name in an index's folder was written by us."""
-    return name in (INDEX_FILE, INFO_FILE, *LEFTOVERS) or name.endswith(".ivfdata")
+    return name in (INDEX_FILE, INFO_FILE, *ALL_FILES, *LEFTOVERS) or name.endswith(".ivfdata")
 
 
 def build_index(
@@ -86,6 +86,8 @@ def build_index(
         recover_folder(folder, is_index_file)
         present = find_index(datastore, name)
         asked = (spec, metric, datastore.fingerprint)
+        if present and force and datastore.manifest.keys_in_index == name:
+            raise KnnlmError(f"the index {name} holds the only copy of the keys; build another one, with --name")
         if not force and present and (present.spec, present.metric, present.keys_fingerprint) == asked:
             return present
         return _Build(datastore, spec, metric, name, seed).run()
@@ -188,12 +190,18 @@ class _Build:
             f"needs about {human_bytes(plan.bytes)} of memory, {human_bytes(plan.disk_bytes)} of disk while it is "
             f"built, and {estimate_time(plan, len(self.datastore), self.datastore.dim)}"
         )
-        index = self._resumed() or self._train(plan)
-        self._add(index)
-        path = self.work / INDEX_FILE
-        self.info.sha256 = write_faiss(index, path)
+        index = self._resumed()
+        if index is None:
+            index = train_index(self.datastore, plan, self.metric, self.seed, self.work)
+            self._keep(index, TRAINED)
+        path, ivf = self.work / INDEX_FILE, bare_ivf(index)
+        if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
+            self._add_in_order(index)
+            self.info.sha256 = write_faiss(index, path)
+            self.info.head_bytes = head_bytes(index, path.stat().st_size)
+        else:
+            self._write_lists(ivf)
         self.info.bytes = path.stat().st_size
-        self.info.head_bytes = head_bytes(index, self.info.bytes)
         self.info.head_sha256 = file_sha256(path, self.info.head_bytes)
 
     def _resumed(self) -> faiss.Index | None:
@@ -210,55 +218,14 @@ class _Build:
         self._record["files"][name] = write_faiss(index, self.work / name)
         write_json(self.work / BUILD_RECORD, self._record)
 
-    def _train(self, plan: IndexPlan) -> faiss.Index:
-        assert plan.factory is not None  # what has no factory is never built
-        index = faiss.index_factory(self.datastore.dim, plan.factory, faiss_metric(self.metric))
-        ivf = extract_ivf(index)
-        if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
-            ivf.by_residual = False  # then the codes are the float16 keys themselves
-        if isinstance(ivf, faiss.IndexIVFPQ):
-            # minutes of work for a search by Hamming distance that we never do
-            ivf.do_polysemous_training = False  # type: ignore[attr-defined]  # FAISS's types lack it
-        if index.is_trained:
-            return index
-        rows = np.random.default_rng(self.seed).choice(len(self.datastore), plan.train_size, replace=False)
-        # from a datastore of its own, so that the pages it touches are not mapped any longer than it takes
-        sample = Datastore(self.datastore.folder).gather_keys(np.sort(rows)).astype(np.float32)
-        logger.info(f"training on {plan.train_size:,} keys")
-        bare = bare_ivf(index)
-        groups = quantizer_ivf(bare)
-        if bare is not None and has_flat_quantizer(bare):
-            # FAISS takes the centroids that are there and trains the codes only.
-            bare.quantizer.add(train_centroids(sample, bare.nlist, self.metric, self.seed))
-        elif bare is not None and groups is not None:
-            centroids = train_two_level_centroids(sample, groups.nlist, bare.nlist, self.metric, self.seed)
-            groups.cp.min_points_per_centroid = 1  # or FAISS warns: these points are few and all there are
-            groups.train(centroids)
-            groups.add(centroids)
-        elif ivf is not None:
-            ivf.cp.seed = self.seed
-        index.train(sample)
-        self._keep(index, TRAINED)
-        return index
-
-    def _add(self, index: faiss.Index) -> None:
-        """Add the entries that are not in the index yet, one block of keys in memory at a time."""
-        ivf = bare_ivf(index)
-        groups = quantizer_ivf(ivf)
-        if groups is not None:
-            groups.nprobe = GROUPS_FOR_ADDING  # where FAISS finds the lists itself
-        if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
-            self._add_in_order(index)
-        else:
-            self._add_by_list(ivf)
-        if groups is not None:
-            groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
-
     def _add_in_order(self, index: faiss.Index) -> None:
         """As FAISS does it; what has been added is written now and then."""
+        groups = quantizer_ivf(extract_ivf(index))
+        if groups is not None:
+            groups.nprobe = GROUPS_FOR_ADDING
         started = time.perf_counter()
         entries = len(self.datastore)
-        with tqdm(total=entries, initial=index.ntotal, unit=" keys", unit_scale=True, desc="adding") as bar:
+        with progress("adding", entries, " keys", index.ntotal) as bar:
             for block in self.datastore.key_blocks(ADD_BLOCK, start=index.ntotal):
                 index.add(np.ascontiguousarray(block, np.float32))
                 bar.update(len(block))
@@ -267,22 +234,17 @@ class _Build:
                     self._keep(index, ADDED)
                     # Writing a large index takes long; let it be a twentieth of the time at most.
                     started = time.perf_counter() + max(0.0, 20 * (time.perf_counter() - before) - CHECKPOINT_SECONDS)
+        if groups is not None:
+            groups.nprobe = GROUPS_FOR_SEARCHING  # FAISS keeps it in the file
 
-    def _add_by_list(self, ivf: faiss.IndexIVF) -> None:
-        """Find the list of every key first, so that each list is given its room at once.
-
-        Lists that grow leave their former places behind, which at the end is half as much again as the index.
-        """
-        lists = find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK)
-        for number, size in enumerate(np.bincount(lists, minlength=ivf.nlist).tolist()):
-            inverted_lists(ivf).resize(number, size)
-            inverted_lists(ivf).resize(number, 0)  # which keeps the room
-        with tqdm(total=len(self.datastore), unit=" keys", unit_scale=True, desc="adding") as bar:
-            for block in self.datastore.key_blocks(ADD_BLOCK):
-                keys = np.ascontiguousarray(block, np.float32)
-                ids = np.arange(ivf.ntotal, ivf.ntotal + len(keys))
-                numbers = lists[ids].astype(np.int64)
-                ivf.add_core(len(keys), faiss.swig_ptr(keys), faiss.swig_ptr(ids), faiss.swig_ptr(numbers))
-                bar.update(len(keys))
-
-
+    def _write_lists(self, ivf: faiss.IndexIVF) -> None:
+        """Find the list of every key, then write the lists one after the other, in bounded memory."""
+        groups = quantizer_ivf(ivf)
+        if groups is not None:
+            groups.nprobe = GROUPS_FOR_SEARCHING
+        find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK)
+        lists = np.memmap(self.work / LISTS, np.int32, "r")
+        writer = ListWriter(self.datastore, ivf, lists, self.work)
+        self.info.sha256, self.info.head_bytes = writer.write(self.work / INDEX_FILE)
+        self.info.lists, self.info.code_bytes = ivf.nlist, ivf.code_size
+        self.info.files = checksums(self.work)

@@ -22,6 +22,7 @@ from .info import (
     split_transform,
     stores_exact_keys,
 )
+from .list_writer import encode
 
 SAMPLED_ENTRIES = 1 << 20  # whose codes and lists are checked, unless all are
 ENTRIES_PER_CHECK = 1 << 15  # entries of several lists that are checked together
@@ -45,6 +46,9 @@ def verify_index(datastore: Datastore, info: IndexInfo, everything: bool) -> str
     try:
         if path.exists() and file_sha256(path) != info.sha256:
             return f"the checksum of {path.name} differs; {remedy_for(datastore, info)}"
+        for name, sha256 in (info.files or {}).items():
+            if file_sha256(path.with_name(name)) != sha256:
+                return f"the checksum of {name} differs; {remedy_for(datastore, info)}"
         if info.lists_file and file_sha256(path.with_name(info.lists_file)) != info.lists_sha256:
             return f"the checksum of {info.lists_file} differs; {remedy_for(datastore, info)}"
         index = open_index(datastore, info)
@@ -82,7 +86,7 @@ def check_index(datastore: Datastore, index: faiss.Index, info: IndexInfo, every
     for lists, ids, codes in _entries(ivf, is_sampled(datastore, everything)):
         keys = transform(datastore.gather_keys(ids))
         checked += len(ids)
-        wrong_codes += int((_encode(ivf, keys, lists) != codes).any(axis=1).sum())
+        wrong_codes += int((encode(ivf, keys, lists) != codes).any(axis=1).sum())
         wrong_lists += _count_misplaced(ivf, keys, lists, find(keys), info.metric)
     if wrong_codes > (0 if exact else INEXACT_SHARE) * checked:
         return f"{wrong_codes:,} of {checked:,} entries have codes that are not those of their keys"
@@ -134,14 +138,6 @@ def _entries(ivf: faiss.IndexIVF, sample: bool) -> Iterator[tuple[np.ndarray, np
 def _join(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lists, ids, codes = (np.concatenate(column) for column in zip(*parts))
     return lists, ids, codes
-
-
-def _encode(ivf: faiss.IndexIVF, keys: np.ndarray, lists: np.ndarray) -> np.ndarray:
-    """The codes that the index would store: keys (n, dim), lists (n,) -> (n, code size) bytes."""
-    codes = np.zeros((len(keys), ivf.code_size), np.uint8)
-    numbers = np.ascontiguousarray(lists, np.int64)
-    ivf.encode_vectors(len(keys), faiss.swig_ptr(keys), faiss.swig_ptr(numbers), faiss.swig_ptr(codes), False)
-    return codes
 
 
 def _count_misplaced(

@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 
 from ..datastore import Datastore
+from ..datastore.key_codec import CODES, KeyCodec
 from ..errors import KnnlmError
 from ..machine import available_memory
 from ..storage import file_sha256, from_record, read_ahead
@@ -43,6 +44,10 @@ class IndexInfo:
     lists_file: str | None = None  # inverted lists in a file of their own (faiss.OnDiskInvertedLists)
     lists_sha256: str | None = None
     lists_bytes: int = 0
+    # Where we wrote the lists ourselves: how many, the size of a code, and the checksums of the files beside them.
+    lists: int = 0
+    code_bytes: int = 0
+    files: dict[str, str] | None = None
 
 
 def index_name(spec: str, metric: str) -> str:
@@ -100,6 +105,8 @@ def find_index(datastore: Datastore, name: str) -> IndexInfo | None:
 
 def remedy_for(datastore: Datastore, info: IndexInfo) -> str:
     """The command that builds a lost or damaged index again."""
+    if datastore.manifest.keys_in_index == info.name:
+        return "restore it from a copy, for it holds the only copy of the keys; without one, dump them again"
     if info.spec == IMPORTED:
         folder = index_folder(datastore, info.name)
         return f"run knnlm import with --index again, or delete {folder} and run knnlm build {datastore.folder}"
@@ -214,7 +221,21 @@ def stores_exact_keys(index: faiss.Index, datastore: Datastore) -> bool:
     """Whether the index holds the keys themselves, so that its distances are exact."""
     ivf = faiss.downcast_index(index)
     if isinstance(ivf, faiss.IndexIVFFlat):
-        return True
-    if not isinstance(ivf, faiss.IndexIVFScalarQuantizer) or ivf.sq.qtype != faiss.ScalarQuantizer.QT_fp16:
+        return ivf.d == datastore.dim
+    if not isinstance(ivf, faiss.IndexIVFScalarQuantizer) or ivf.by_residual or ivf.d != datastore.dim:
         return False
-    return not ivf.by_residual and datastore.manifest.key_dtype == "float16"
+    dtype = datastore.manifest.key_dtype
+    if ivf.sq.qtype == faiss.ScalarQuantizer.QT_8bit and dtype == "int8":
+        ranges = faiss.vector_to_array(ivf.sq.trained)
+        return bool(np.array_equal(ranges, faiss_ranges(datastore.codec)))
+    return ivf.sq.qtype == faiss.ScalarQuantizer.QT_fp16 and dtype == "float16"
+
+
+def faiss_ranges(codec: KeyCodec) -> np.ndarray:
+    """Lowest number and width of each dimension's range, as FAISS has them: (2 dim,).
+
+    FAISS stores u = 0 ... 255 for lowest + width (u + 0.5) / 255, and we c = u - 128 for centre + step c.
+    """
+    assert codec.centre is not None and codec.step is not None
+    lowest = codec.centre - (CODES / 2 + 0.5) * codec.step
+    return np.concatenate([lowest, (CODES - 1) * codec.step]).astype(np.float32)

@@ -1,9 +1,11 @@
 """k-means and nearest centroids as matrix products in torch, several times as fast as the BLAS in FAISS's wheels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm, trange
 
@@ -11,21 +13,32 @@ from ..parallel import for_each
 
 ROWS = 1 << 14  # vectors compared with all centroids at once
 ROUNDS = 10  # of k-means
+TILE = 64  # centroids, see _Tiles
+ROWS_OF_CANDIDATES = 2048  # vectors whose candidates are in memory at once in a thread
+POINTS_PER_GROUP = 256  # that find the centre of a group
+FLOATS_AT_ONCE = 1 << 27  # of vectors that are clustered in one pass over the sample: 512 MiB
 
 
 def nearest_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: int = 1) -> Tensor:
     """The ``count`` best centroids of each vector, best first: (n, dim), (c, dim) -> (n, count)."""
+    return best_centroids(vectors, centroids, metric, count)[0]
+
+
+def best_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: int = 1) -> tuple[Tensor, Tensor]:
+    """As ``nearest_centroids``, and their scores: v.c for inner products, v.c - |c|^2 / 2 for L2 distances."""
     bias = _bias(centroids, metric)
-    parts = []
+    numbers, scores = [], []
     for part in vectors.split(ROWS):
-        scores = torch.addmm(bias, part.float(), centroids.T)
-        parts.append(scores.argmax(dim=1, keepdim=True) if count == 1 else scores.topk(count, dim=1).indices)
-    return torch.cat(parts)
+        found = torch.addmm(bias, part.float(), centroids.T)
+        best = found.max(dim=1, keepdim=True) if count == 1 else found.topk(count, dim=1)
+        numbers.append(best.indices)
+        scores.append(best.values)
+    return torch.cat(numbers), torch.cat(scores)
 
 
 def _bias(centroids: Tensor, metric: str) -> Tensor:
     """What v.c lacks to rank centroids: -|v - c|^2 / 2 without |v|^2, which all have in common; or nothing."""
-    return torch.zeros(len(centroids)) if metric == "ip" else (centroids * centroids).sum(dim=1).mul_(-0.5)
+    return centroids.new_zeros(len(centroids)) if metric == "ip" else (centroids * centroids).sum(dim=1).mul_(-0.5)
 
 
 class GroupedCentroids:
@@ -44,12 +57,52 @@ class GroupedCentroids:
         """The best centroid of each vector among those of its ``probe`` nearest groups: (n, dim) -> (n,)."""
         return torch.cat(for_each(self._nearest, [(part, probe) for part in vectors.split(ROWS)]))
 
+    def best(self, vectors: Tensor, probe: int, count: int) -> tuple[Tensor, Tensor]:
+        """The ``count`` best centroids of each vector, best first, likewise, and their scores.
+
+        (n, dim) -> (n, count), -1: none; (n, count), as ``best_centroids`` has them.
+        """
+        tiles = _Tiles(self._members, self._centroids, self._biases)
+        parts = for_each(self._best, [(part, probe, count, tiles) for part in vectors.split(ROWS_OF_CANDIDATES)])
+        if not parts:
+            return torch.empty((0, count), dtype=torch.long), torch.empty((0, count))
+        numbers, scores = zip(*parts)
+        return torch.cat(numbers), torch.cat(scores)
+
+    def _best(self, vectors: Tensor, probe: int, count: int, tiles: "_Tiles") -> tuple[Tensor, Tensor]:
+        """Collect the scores of all members of the probed groups, side by side for each vector; then select.
+
+        Example: groups 0 and 2 have 2 tiles and 1 tile; a vector that probes both has the scores of the former in
+        columns 0 to 127 of its row, of the latter in columns 128 to 191.
+        """
+        probe = min(probe, len(self._centres))
+        groups = nearest_centroids(vectors, self._centres, self._metric, probe)  # (n, probe)
+        ends = tiles.counts[groups].cumsum(dim=1)
+        width = max(int(ends.max()), -(-count // TILE))  # tiles of a row
+        shape, device = (len(vectors) * width, TILE), vectors.device
+        scores = vectors.new_full(shape, -torch.inf)
+        numbers = torch.zeros(shape[0], dtype=torch.long, device=device)  # the tile in each place
+        row_starts = torch.arange(len(vectors), device=device)[:, None] * width
+        begins = (ends - tiles.counts[groups] + row_starts).flatten()  # the place of each visit's first tile
+        visits = groups.flatten().argsort()
+        for group, own in enumerate(visits.split(groups.flatten().bincount(minlength=len(tiles.counts)).tolist())):
+            if len(own):
+                rows = vectors.index_select(0, own.div(probe, rounding_mode="floor"))
+                found = torch.addmm(tiles.biases[group], rows, tiles.centroids[group].T)
+                places = (begins[own][:, None] + tiles.columns[: found.size(1) // TILE]).flatten()
+                scores.index_copy_(0, places, found.view(-1, TILE))
+                numbers.index_copy_(0, places, tiles.numbers[group].repeat(len(own)))
+        scores = scores.view(len(vectors), -1)
+        columns, chosen = _largest(scores, count)
+        tile = numbers.view(len(vectors), width).gather(1, columns.div(TILE, rounding_mode="floor"))
+        return tiles.members[tile, columns % TILE].masked_fill(chosen == -torch.inf, -1), chosen
+
     def _nearest(self, vectors: Tensor, probe: int) -> Tensor:
         probe = min(probe, len(self._centres))
         groups = nearest_centroids(vectors, self._centres, self._metric, probe).flatten()  # (n * probe,)
         visits = groups.argsort().div_(probe, rounding_mode="floor")  # vectors, by the group that they visit
-        best = torch.full((len(vectors),), -torch.inf)
-        nearest = torch.full((len(vectors),), -1)
+        best = vectors.new_full((len(vectors),), -torch.inf)
+        nearest = torch.full((len(vectors),), -1, device=vectors.device)
         counts = groups.bincount(minlength=len(self._centres)).tolist()
         for group, rows in enumerate(visits.split(counts)):
             if len(rows):
@@ -61,6 +114,32 @@ class GroupedCentroids:
         return nearest
 
 
+class _Tiles:
+    """The centroids of each group in tiles of one width, so that scores of several groups fit side by side."""
+
+    def __init__(self, members: list[Tensor], centroids: list[Tensor], biases: list[Tensor]):
+        pad = [-len(part) % TILE for part in members]
+        device = members[0].device
+        self.members = torch.cat([F.pad(part, (0, p), value=-1) for part, p in zip(members, pad)]).view(-1, TILE)
+        self.centroids = [F.pad(part, (0, 0, 0, p)) for part, p in zip(centroids, pad)]
+        self.biases = [F.pad(part, (0, p), value=-torch.inf) for part, p in zip(biases, pad)]
+        self.counts = torch.tensor([len(part) // TILE for part in self.biases], device=device)
+        self.columns = torch.arange(int(self.counts.max()), device=device)
+        firsts = (self.counts.cumsum(0) - self.counts).tolist()
+        self.numbers = [torch.arange(f, f + c, device=device) for f, c in zip(firsts, self.counts.tolist())]
+
+
+def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The columns of the ``count`` largest of each row, largest first, and the scores: (n, m) -> (n, count) each."""
+    if scores.device.type != "cpu":
+        found = scores.topk(count, dim=1)
+        return found.indices, found.values
+    # NumPy's partition is vectorised, and several times as fast as torch's topk.
+    columns = torch.from_numpy(np.argpartition((-scores).numpy(), count - 1, axis=1)[:, :count].copy())
+    chosen, order = scores.gather(1, columns).sort(dim=1, descending=True)
+    return columns.gather(1, order), chosen
+
+
 def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int) -> np.ndarray:
     """Lloyd's k-means: sample (n, dim) -> centroids (count, dim) float32; of unit length for inner products."""
     vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32))
@@ -68,25 +147,46 @@ def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int) -> n
     return _kmeans(vectors, count, metric, generator, trange(ROUNDS, desc="clustering", unit="round")).numpy()
 
 
-def train_two_level_centroids(
-    sample: np.ndarray, groups: int, count: int, metric: str, seed: int
-) -> np.ndarray:
+class Sample(Protocol):
+    """Vectors that may be more than memory holds."""
+
+    def __len__(self) -> int: ...
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All of them in order, some at a time: (rows, dim) float32."""
+
+
+def train_two_level_centroids(sample: Sample, groups: int, count: int, metric: str, seed: int) -> np.ndarray:
     """As ``train_centroids``, by k-means inside each of ``groups`` groups: many times as fast and nearly as good.
 
-    A group gets centroids in proportion to its vectors.
+    A group gets centroids in proportion to its vectors. The vectors of some groups at a time are in memory.
     """
-    vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32))
     generator = torch.Generator().manual_seed(seed)
-    group_centroids = _kmeans(vectors, groups, metric, generator, trange(ROUNDS, desc="grouping", unit="round"))
-    group = nearest_centroids(vectors, group_centroids, metric)[:, 0]
-    ends = group.bincount(minlength=groups).cumsum(0)
-    members = group.argsort(stable=True).tensor_split(ends[:-1])
-    shares = (ends * count // len(vectors)).diff(prepend=torch.zeros(1, dtype=torch.long))
-    parts = []
-    for rows, share in zip(tqdm(members, desc="clustering", unit="group"), shares.tolist()):
-        if share:  # a group with next to no vectors may get none
-            parts.append(_kmeans(vectors[rows], share, metric, generator, range(ROUNDS)))
-    return torch.cat(parts).numpy()
+    stride = max(1, len(sample) // (groups * POINTS_PER_GROUP))
+    some = torch.cat([block[::stride] for block in sample.blocks()])
+    centres = _kmeans(some, groups, metric, generator, trange(ROUNDS, desc="grouping", unit="round", disable=None))
+    del some
+    parts = [nearest_centroids(block, centres, metric)[:, 0] for block in sample.blocks()]
+    group = torch.cat(parts)
+    sizes = group.bincount(minlength=groups)
+    shares = (sizes.cumsum(0) * count // len(sample)).diff(prepend=torch.zeros(1, dtype=torch.long))
+    vectors_at_once = max(int(sizes.max()), FLOATS_AT_ONCE // centres.size(1))
+    passes = (sizes.cumsum(0) - 1).clamp(min=0) // vectors_at_once  # of each group: the pass in which it is in memory
+
+    def cluster(number: int, vectors: Tensor) -> Tensor:
+        own = torch.Generator().manual_seed(seed * groups + number)
+        return _kmeans(vectors, int(shares[number]), metric, own, range(ROUNDS))
+
+    found: list[Tensor] = []
+    for turn in tqdm(passes.unique().tolist(), desc="clustering", unit="pass", disable=None):
+        members = (passes == turn)[group]
+        vectors = torch.cat([b[m] for b, m in zip(sample.blocks(), members.split([len(part) for part in parts]))])
+        order = group[members].argsort(stable=True)
+        numbers = (passes == turn).nonzero()[:, 0].tolist()
+        rows = dict(zip(numbers, order.split(sizes[numbers].tolist())))
+        # A group with next to no vectors may get no centroids.
+        found += for_each(lambda n, v=vectors, r=rows: cluster(n, v[r[n]]), [(n,) for n in numbers if shares[n]])
+    return torch.cat(found).numpy()
 
 
 def _kmeans(

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ..errors import KnnlmError
-from ..machine import available_memory
-from .info import faiss_metric, last_line
+from .info import extract_ivf, faiss_metric, last_line
 from .kmeans import ROUNDS, nearest_centroids
+from .list_writer import partition_bytes
 
 PRESETS = ("auto", "paper", "flat")
 POINTS_PER_CENTROID = 50  # FAISS warns below 39; more trains longer for little
@@ -21,6 +21,7 @@ ENTRIES_PER_LIST = 640
 # the centroids are in lists themselves, of which the nearest are looked at when a key is added or searched.
 MOST_FLAT_CENTROIDS = 2048
 GROUPS_FOR_ADDING = 4
+KEY_CODES = {"float16": "SQfp16", "float32": "Flat", "int8": "SQ8"}  # FAISS's, for codes that are the keys
 SLOWER_IN_GROUPS = 2  # than one matrix product of as many comparisons
 
 
@@ -48,19 +49,22 @@ def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -
     else:
         plan = _plan_factory(spec, entries, dim, metric)
     if plan.factory:
-        plan.disk_bytes = plan.bytes + _bytes_to_resume_from(plan, entries)
+        plan.disk_bytes = plan.bytes + _bytes_to_resume_from(plan, entries, dim, metric)
     return plan
 
 
-def _bytes_to_resume_from(plan: IndexPlan, entries: int) -> int:
-    """What an interrupted build continues from: the list of every key, or a whole second index.
+def _bytes_to_resume_from(plan: IndexPlan, entries: int, dim: int, metric: str) -> int:
+    """What a build needs besides the index: the list of every key and the partition file; or a whole second index.
 
     FAISS adds to a FastScan index, to one behind a transformation, and to one without lists in its own way; then the
     half-filled index is written now and then, and is there until the finished one is.
     """
     assert plan.factory is not None
     by_list = plan.factory.startswith("IVF") and not plan.factory.endswith("fs") and "Refine" not in plan.factory
-    return 4 * entries if by_list else plan.bytes
+    if not by_list:
+        return plan.bytes
+    ivf = extract_ivf(faiss.index_factory(dim, plan.factory, faiss_metric(metric)))
+    return 4 * entries + (partition_bytes(entries, ivf.code_size) if ivf is not None else 0)
 
 
 def _plan_auto(entries: int, dim: int, key_dtype: str) -> IndexPlan:
@@ -70,16 +74,10 @@ def _plan_auto(entries: int, dim: int, key_dtype: str) -> IndexPlan:
     ivf = f"IVF{lists}"
     if lists > MOST_FLAT_CENTROIDS:
         ivf += f"(IVF{1 << round(np.log2(lists) / 2)},Flat)"
-    key_bytes = 2 if key_dtype == "float16" else 4
-    exact = entries * (dim * key_bytes + 8)
     train = min(entries, lists * POINTS_PER_CENTROID)
-    if exact < 0.6 * available_memory():
-        codec = "SQfp16" if key_dtype == "float16" else "Flat"
-        why = f"{lists} lists holding the keys themselves, which fit in memory: no rescoring needed"
-        return IndexPlan(f"{ivf},{codec}", train, exact + lists * dim * 4, why)
-    codes = next(m for m in (128, 64, 32, 16, 8, 4, 2, 1) if dim % m == 0 and 2 * m <= dim)
-    why = f"{lists} lists of 4-bit codes ({codes // 2} bytes per key), since the keys do not fit in memory"
-    return IndexPlan(f"{ivf},PQ{codes}x4fs", train, entries * (codes // 2 + 8) + lists * dim * 4, why)
+    size = entries * (dim * np.dtype(key_dtype).itemsize + 8) + lists * dim * 4
+    why = f"{lists} lists holding the keys themselves: no rescoring needed, and read in order where memory is small"
+    return IndexPlan(f"{ivf},{KEY_CODES[key_dtype]}", train, size, why)
 
 
 def _plan_factory(factory: str, entries: int, dim: int, metric: str, sample: int = 0) -> IndexPlan:

@@ -1,13 +1,15 @@
 """Running a model over batches: on a CPU one batch per thread."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from ..parallel import for_each, progress_bar
+from ..parallel import for_each
+from ..progress import progress as progress_bar
 
 
 class Model(Protocol):
@@ -36,7 +38,13 @@ def for_each_batch(
     A model of fairseq on a CPU runs on one batch per thread, which is a third faster than all threads on one batch.
     """
     if not runs_in_threads(model) or len(batches) == 1:
-        return [function(batch) for batch in progress_bar(batches, progress)]
+        results = []
+        with progress_bar(progress or "model", len(batches)) if progress else nullcontext() as bar:
+            for batch in batches:
+                results.append(function(batch))
+                if bar is not None:
+                    bar.update(1)
+        return results
 
     def run(batch: dict) -> Any:
         with torch.no_grad():  # a setting of each thread, so every thread needs it
@@ -46,7 +54,7 @@ def for_each_batch(
     lengths = [batch["net_input"]["src_tokens"].size(1) for batch in batches]
     longest = lengths.index(max(lengths))
     first = run(batches[longest])
-    results = for_each(run, ((batch,) for number, batch in enumerate(batches) if number != longest), progress)
+    results = for_each(run, [(batch,) for number, batch in enumerate(batches) if number != longest], progress)
     return [*results[:longest], first, *results[longest:]]
 
 

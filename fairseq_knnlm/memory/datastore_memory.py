@@ -62,8 +62,12 @@ class DatastoreMemory(Memory):
         temperatures = self.temperatures if self.k is None else None
         return MemoryFacts("knn", k, self.weight, 1 / self.temperature, self.identity, temperatures)
 
+    def project(self, queries: Tensor) -> np.ndarray:
+        """The model's states (n, C) as the datastore's keys are: (n, dim) float32."""
+        return np.ascontiguousarray(self.datastore.codec.project(queries.float().cpu().numpy()))
+
     def scores_in_parts(self, queries: Tensor, targets: Tensor, keep: bool = False) -> Iterator[MemoryScores]:
-        vectors, wanted = np.ascontiguousarray(queries.float().cpu().numpy()), targets.cpu().numpy()
+        vectors, wanted = self.project(queries), targets.cpu().numpy()
         if self.k is None:
             yield self._scores_of_all_visited(vectors, wanted, keep, targets.device)
             return
@@ -96,11 +100,16 @@ class DatastoreMemory(Memory):
         return MemoryScores(target_log_probs(weights, matches).to(device), entropy(weights), kept)
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:
-        vectors = np.ascontiguousarray(queries.float().cpu().numpy())
+        vectors = self.project(queries)
         if self.k is None:
-            found = [self.engine.visited(vector[None]) for vector in vectors]
-            return torch.cat([self._vocabulary(*neighbors, vocabulary_size) for neighbors in found])
+            return torch.cat([self._vocabulary_of_all_visited(vector[None], vocabulary_size) for vector in vectors])
         return self._vocabulary(*self.engine.search(vectors, self.k), vocabulary_size)
+
+    def _vocabulary_of_all_visited(self, query: np.ndarray, vocabulary_size: int) -> Tensor:
+        """query (1, dim) -> (1, vocabulary)."""
+        values, masses = self.engine.visited_masses(query, self.metric, self.temperature)
+        shares = neighbor_log_weights(torch.from_numpy(masses)[None], 1.0)
+        return vocabulary_log_probs(shares, torch.from_numpy(values.astype(np.int64))[None], vocabulary_size)
 
     def _vocabulary(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> Tensor:
         values = torch.from_numpy(self.datastore.values_of(ids).astype(np.int64))

@@ -22,7 +22,7 @@ class Neighbor:
 
 def nearest_neighbors(memory: DatastoreMemory, queries: Tensor, count: int) -> list[list[Neighbor]]:
     """For each query the ``count`` entries with the largest shares, largest first: queries (n, dim) -> n lists."""
-    vectors = np.ascontiguousarray(queries.float().cpu().numpy())
+    vectors = memory.project(queries)
     if memory.k is None:
         found = [memory.engine.visited(vector[None]) for vector in vectors]
     else:

@@ -57,7 +57,7 @@ def make_neighbors(
         found: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
         for start in range(shard.start, shard.stop, QUERIES_PER_PART):
             rows = np.arange(start, min(start + QUERIES_PER_PART, shard.stop))
-            vectors = queries.gather_keys(rows).astype(np.float32)
+            vectors = query_vectors(datastore, queries, rows)
             positions = None
             if own_text:
                 positions = rows if query_places is None else np.asarray(query_places[rows])
@@ -78,6 +78,12 @@ def make_neighbors(
                 else:
                     bar.update(shard.rows)
     return total
+
+
+def query_vectors(datastore: Datastore, queries: Datastore, rows: np.ndarray) -> np.ndarray:
+    """Keys of one datastore as queries for another: (n,) -> (n, dim of the datastore) float32."""
+    vectors = queries.gather_keys(rows).astype(np.float32)
+    return vectors if queries.manifest.projection else datastore.codec.project(vectors)
 
 
 def _is_own_text(datastore: Datastore, queries: Datastore) -> bool:

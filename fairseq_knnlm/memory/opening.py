@@ -21,6 +21,7 @@ from ..keys import (
 )
 from .cache import ContinuousCache, Documents
 from .datastore_memory import DatastoreMemory
+from .devices import choose_device
 from .engines import choose_index, make_engine
 
 
@@ -34,6 +35,7 @@ def open_datastores(args: Any, model: Model, dictionary_facts: dict[str, Any]) -
     if args.knn_nprobe < 1:
         raise KnnlmError(f"--knn-nprobe must be 1 or more, not {args.knn_nprobe}")
     metric, mask, score = str(args.knn_metric), str(args.knn_mask), str(args.knn_score)
+    far = parse_far(args.knn_far, k)
     check_model(model)
     memories = []
     fingerprint = weights_fingerprint(model)
@@ -41,7 +43,8 @@ def open_datastores(args: Any, model: Model, dictionary_facts: dict[str, Any]) -
         datastore = Datastore(folder)
         check_match(datastore, args, model, fingerprint, dictionary_facts)
         info = choose_index(datastore, args.knn_index, k, metric, mask, score)
-        engine = make_engine(datastore, info, k, metric, mask, score, args.knn_nprobe)
+        device = choose_device(args.knn_device, next(model.parameters()).device, info)
+        engine = make_engine(datastore, info, k, metric, mask, score, args.knn_nprobe, far, device)
         layer = resolve_layer(model.decoder, datastore.manifest.layer)  # an imported one may say -1
         extractor = KeyExtractor(model, datastore.manifest.key, layer)
         identity = {
@@ -52,6 +55,7 @@ def open_datastores(args: Any, model: Model, dictionary_facts: dict[str, Any]) -
             "score": score,
             "index": info.name if info else "flat",
             "nprobe": args.knn_nprobe,
+            **({"far": far} if far else {}),
         }
         temperature = args.knn_temperature
         memories.append(DatastoreMemory(datastore, engine, k, weight, temperature, metric, extractor, identity))
@@ -82,6 +86,15 @@ def parse_k(text: str) -> int | None:
     return int(text)
 
 
+def parse_far(far: int, k: int | None) -> int:
+    """--knn-far: how many lists are in the far field."""
+    if far < 0:
+        raise KnnlmError(f"--knn-far must be 0 or more, not {far}")
+    if far and k is not None:
+        raise KnnlmError("--knn-far goes with --knn-k all; leave one of them out")
+    return far
+
+
 def check_match(datastore: Datastore, args: Any, model: Model, fingerprint: str, dictionary_facts: dict) -> None:
     """Refuse a datastore whose keys or values mean something else to this model."""
     manifest, source, folder = datastore.manifest, datastore.manifest.source, datastore.folder
@@ -93,8 +106,9 @@ def check_match(datastore: Datastore, args: Any, model: Model, fingerprint: str,
         )
     if manifest.key not in KEYS:
         raise KnnlmError(f"{folder} holds the unknown key {manifest.key}, so its manifest is damaged; {remedy}")
-    if manifest.dim != key_dimension(model):
-        raise KnnlmError(f"{folder} has keys of dimension {manifest.dim}, the model {key_dimension(model)}; {remedy}")
+    if manifest.source_dim != key_dimension(model):
+        dim = manifest.source_dim
+        raise KnnlmError(f"{folder} has keys of dimension {dim}, the model {key_dimension(model)}; {remedy}")
     if source.get("checkpoint_sha256") not in (None, fingerprint):
         raise KnnlmError(f"{folder} was made with another checkpoint than --path; use that one, or {remedy}")
     if args.knn_key and str(args.knn_key) != manifest.key:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import KnnlmError
+from .distances import similarity_scale
 
 QUERIES_PER_PART = 1 << 15
 
@@ -32,6 +33,15 @@ class Search(ABC):
 
     def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """query (1, dim) -> distances (1, m) and ids (1, m) of every visited entry, in any order."""
+        raise self._without_lists()
+
+    def visited_masses(self, query: np.ndarray, metric: str, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+        """query (1, dim) -> values (m,) and the log of their masses (m,), of every visited entry; values may repeat."""
+        distances, ids = self.visited(query)
+        return self.values_of(ids[0]), distances[0] * similarity_scale(metric, temperature)
+
+    def values_of(self, ids: np.ndarray) -> np.ndarray:
+        """The values of the entries with these ids (m,)."""
         raise self._without_lists()
 
     def target_mass(

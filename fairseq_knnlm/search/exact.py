@@ -10,7 +10,7 @@ from ..datastore import Datastore
 from ..parallel import for_each
 from .distances import block_distances, neighbor_distances, similarity_scale
 from .engine import Search
-from .target_mass import TargetMass
+from .target_mass import TargetMass, runs
 from .top_k import RunningNearest
 
 KEYS_PER_BLOCK = 2048
@@ -46,6 +46,9 @@ class ExactSearch(Search):
         order = np.argsort(distances, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(distances, order, axis=1), np.take_along_axis(ids, order, axis=1)
 
+    def values_of(self, ids: np.ndarray) -> np.ndarray:
+        return self.datastore.values_of(ids)
+
     def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
         return self.search(query, len(self.datastore))
@@ -57,7 +60,7 @@ class ExactSearch(Search):
         values = self.datastore.values
 
         def consume(_: int, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
-            mass.add(rows, similarities, constants, np.sort(values[first : first + similarities.size(1)]))
+            mass.add(rows, similarities, constants, *runs(np.sort(values[first : first + similarities.size(1)])))
 
         self._visit(
             queries,
@@ -90,12 +93,13 @@ class ExactSearch(Search):
         first = 0
         for block in self.datastore.key_blocks(rows=KEYS_PER_BLOCK):
             keys = torch.from_numpy(np.array(block, np.float32)[arrange(first, len(block))])
-            origin = keys.mean(dim=0)
+            origin = keys.mean(dim=0) if self.metric == "l2" else torch.zeros(self.datastore.dim)
+            keys -= origin
 
             def visit(
                 part: int, rows: Tensor, keys: Tensor = keys, origin: Tensor = origin, first: int = first
             ) -> None:
-                consume(part, rows, first, *block_distances(all_queries[rows], keys, self.metric, origin, scale))
+                consume(part, rows, first, *block_distances(all_queries[rows] - origin, keys, self.metric, scale))
 
             for_each(visit, parts)
             first += len(block)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..parallel import for_each
+from .packed import ABSENT, pack, smallest, unpack
 
 PARTS_A_THREAD = 2  # of 1024 queries, whose neighbours are returned together
 SAMPLE_STRIDE = 16  # one candidate in 16 is looked at to guess the threshold
@@ -39,21 +40,23 @@ def capacity(k: int) -> int:
 class Thresholds:
     """Per query the ``sample_rank``-th smallest of the sampled distances (infinite where there are fewer)."""
 
-    def __init__(self, count: int, max_samples: int, k: int):
+    def __init__(self, count: int, max_samples: int, k: int, device: torch.device | str = "cpu"):
         self._rank = sample_rank(k)
-        self._samples = torch.full((count, max(max_samples, self._rank)), math.inf)
-        self._filled = torch.zeros(count, dtype=torch.long)
+        self._samples = torch.full((count, max(max_samples, self._rank)), math.inf, device=device)
+        self._filled = torch.zeros(count, dtype=torch.long, device=device)
         self._lock = Lock()
 
     def add(self, rows: Tensor, distances: Tensor, constants: Tensor) -> None:
         """rows (r,); the sum of distances (r, m) and constants (r,) is that of sampled candidates. Thread-safe."""
-        distances = distances + constants[:, None]
+        distances, rows = distances + constants[:, None], rows.to(distances.device)
         with self._lock:
-            columns = self._filled[rows][:, None] + torch.arange(distances.size(1))
+            columns = self._filled[rows][:, None] + torch.arange(distances.size(1), device=distances.device)
             self._samples[rows[:, None], columns] = distances
             self._filled[rows] += distances.size(1)
 
     def result(self) -> Tensor:
+        if self._samples.device.type != "cpu":
+            return self._samples.kthvalue(self._rank, dim=1).values
         samples = self._samples.numpy()
         # NumPy's partition is vectorised, and several times as fast as torch's kthvalue and topk.
         for_each(lambda rows: samples[rows].partition(self._rank - 1, axis=1), _parts(len(samples)))
@@ -66,9 +69,9 @@ class NearestCandidates:
     def __init__(self, thresholds: Tensor, k: int):
         self._thresholds, self._k = thresholds, k
         self._capacity = capacity(k)
-        self._candidates = torch.full((len(thresholds), self._capacity), ABSENT)
-        self._filled = torch.zeros(len(thresholds), dtype=torch.long)
-        self._seen = torch.zeros(len(thresholds), dtype=torch.long)
+        self._candidates = torch.full((len(thresholds), self._capacity), ABSENT, device=thresholds.device)
+        self._filled = torch.zeros(len(thresholds), dtype=torch.long, device=thresholds.device)
+        self._seen = torch.zeros_like(self._filled)
         self._lock = Lock()
 
     def add(self, rows: Tensor, distances: Tensor, constants: Tensor, ids: np.ndarray) -> None:
@@ -82,19 +85,20 @@ class NearestCandidates:
             x . . .        column    1, 3, 0     its entry
                            place     5, 6, 7     where it goes among the candidates of its query
         """
+        rows = rows.to(distances.device)
         below = distances <= (self._thresholds[rows] - constants)[:, None]
         counts = below.sum(dim=1)
         flat = below.flatten().nonzero()[:, 0]  # row by row, so all candidates of a query follow each other
-        row = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        row = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), counts)
         column = flat - row * distances.size(1)
-        kept = pack(distances.flatten()[flat] + constants[row], torch.from_numpy(ids)[column])
+        kept = pack(distances.flatten()[flat] + constants[row], torch.from_numpy(ids).to(rows.device)[column])
         with self._lock:
             filled = self._filled[rows]
             self._filled[rows] = filled + counts
             self._seen[rows] += distances.size(1)
         # Each block has places of its own now, so writing needs no lock.
         first_of_row = counts.cumsum(0) - counts  # the number, among all kept of this block, of each query's first
-        place = filled[row] + torch.arange(len(row)) - first_of_row[row]
+        place = filled[row] + torch.arange(len(row), device=row.device) - first_of_row[row]
         if (filled + counts).max() > self._capacity:
             fits = place < self._capacity
             row, place, kept = row[fits], place[fits], kept[fits]
@@ -106,11 +110,9 @@ class NearestCandidates:
         right (rows,).
         """
         k = min(self._k, self._capacity)
-        candidates = self._candidates.numpy()
 
         def select(rows: slice) -> tuple[Tensor, Tensor]:
-            candidates[rows].partition(k - 1, axis=1)
-            return unpack(torch.from_numpy(np.sort(candidates[rows, :k], axis=1)))
+            return unpack(smallest(self._candidates[rows], k))
 
         enough = (self._filled >= self._k) | (self._filled == self._seen)
         right = enough & (self._filled <= self._capacity)
@@ -120,28 +122,6 @@ class NearestCandidates:
             some = parts[first : first + step]
             distances, ids = zip(*for_each(select, some))
             yield torch.cat(distances), torch.cat(ids), right[some[0][0].start : some[-1][0].stop]
-
-
-# A candidate is one integer that sorts by distance: the distance's bits above, the id beneath.
-MOST_IDS = 1 << 32
-ABSENT = torch.iinfo(torch.int64).max
-
-
-def pack(distances: Tensor, ids: Tensor) -> Tensor:
-    """distances float32, ids int64, of one shape -> int64."""
-    return (_swap_order(distances.view(torch.int32)).long() << 32) | ids
-
-
-def unpack(candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """int64 -> distances float32 and ids int64; infinite and -1 where there is none."""
-    distances = _swap_order((candidates >> 32).int()).view(torch.float32)
-    absent = candidates == ABSENT
-    return distances.masked_fill(absent, math.inf), (candidates & (MOST_IDS - 1)).masked_fill(absent, -1)
-
-
-def _swap_order(bits: Tensor) -> Tensor:
-    """The bits of floats sort like integers, once those of negative ones are turned over; and back."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _parts(count: int) -> list[tuple[slice]]:

@@ -55,8 +55,9 @@ def is_intact(path: Path) -> bool:
     return isinstance(content, dict) and _matches(content)
 
 
-def read_versioned(path: Path, format: str, version: int, remedy: str) -> dict[str, Any]:
-    """Read the record of a folder; ``format`` ends in what it is."""
+def read_versioned(path: Path, format: str, versions: int | tuple[int, ...], remedy: str) -> dict[str, Any]:
+    """Read the record of a folder, of one of these versions; ``format`` ends in what it is."""
+    versions = versions if isinstance(versions, tuple) else (versions,)
     folder, what = path.parent, format.split()[-1]
     try:
         path.stat()
@@ -67,9 +68,10 @@ def read_versioned(path: Path, format: str, version: int, remedy: str) -> dict[s
     content = read_record(path, f"delete {folder} and {remedy} again")
     if content.get("format") != format:
         raise KnnlmError(f"{path} does not describe a {what}; {remedy}")
-    if content.get("version") != version:
+    if content.get("version") not in versions:
+        readable = " and ".join(map(str, versions))
         raise KnnlmError(
-            f"{folder} has format version {content.get('version')}, but this fairseq-knnlm reads version {version}; "
+            f"{folder} has format version {content.get('version')}, but this fairseq-knnlm reads version {readable}; "
             f"{remedy} again, or use the release that wrote it"
         )
     return content

@@ -10,6 +10,13 @@ def write(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """As ``write``, at a place of the file."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
 def fsync(descriptor: int) -> None:
     os.fsync(descriptor)
 

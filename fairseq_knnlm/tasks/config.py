@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # classes that are made when the program runs are no types
     SCORE_CHOICES = str
 else:
     KEY_CHOICES = ChoiceEnum(list(KEYS))
-    KEY_DTYPE_CHOICES = ChoiceEnum(["float16", "float32"])
+    KEY_DTYPE_CHOICES = ChoiceEnum(["float16", "float32", "int8"])
     METRIC_CHOICES = ChoiceEnum(["l2", "ip"])
     MASK_CHOICES = ChoiceEnum(["index", "exact"])
     SCORE_CHOICES = ChoiceEnum(["exact", "index"])
@@ -56,7 +56,15 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
         ),
     )
     knn_key_dtype: KEY_DTYPE_CHOICES = field(
-        default="float16", metadata=_help("how keys are stored")
+        default="float16",
+        metadata=_help("how keys are stored; int8 takes half of float16's space, with a range for each dimension"),
+    )
+    knn_key_dim: Optional[int] = field(
+        default=None,
+        metadata=_help(
+            "store keys projected to so many dimensions, the principal components of a sample of the same split "
+            "(default: all)"
+        ),
     )
     # index
     knn_index: Optional[str] = field(
@@ -82,6 +90,17 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     )
     knn_temperature: float = field(default=1.0, metadata=_help("softmax temperature of the kNN distribution"))
     knn_nprobe: int = field(default=32, metadata=_help("clusters visited per query by an IVF index"))
+    knn_far: int = field(
+        default=0,
+        metadata=_help(
+            "with --knn-k all: so many more lists of each query take part, each as one Gaussian, at next to no cost "
+            "(0: none; 64 is worth as much as two to four times --knn-nprobe)"
+        ),
+    )
+    knn_device: str = field(
+        default="auto",
+        metadata=_help("where the search runs: cpu, cuda, cuda:N, or auto (the model's GPU if the lists fit)"),
+    )
     knn_metric: METRIC_CHOICES = field(
         default="l2", metadata=_help("squared L2 distance or inner product")
     )
@@ -122,6 +141,16 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     )
 
 
+def check_dump_flags(args: Any, targets: list[str]) -> None:
+    """Refuse what a dump cannot do."""
+    if args.knn_datastore:
+        raise KnnlmError("--knn-dump and --knn-datastore are two runs: dump first, then score")
+    if args.knn_cache_size or args.knn_save:
+        raise KnnlmError("--knn-cache-size and --knn-save are for scoring; dump without them")
+    if targets != ["future"]:
+        raise KnnlmError("a datastore holds next tokens; dump without --self-target and --past-target")
+
+
 def refuse_idle_flags(args: Any) -> None:
     """A flag that does nothing is a mistake worth hearing of."""
     for flag in fields(KNNLanguageModelingConfig):
@@ -132,6 +161,8 @@ def refuse_idle_flags(args: Any) -> None:
             continue
         if flag.name.startswith("knn_cache"):
             idle, needs = not cached, "--knn-cache-size"
+        elif flag.name in ("knn_key_dtype", "knn_key_dim"):
+            idle, needs = True, "--knn-dump: a datastore's keys stay as they are"
         elif flag.name in ("knn_key", "knn_layer"):
             idle = not (args.knn_datastore or cached)
         else:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,38 +11,63 @@ import torch
 from ..data.context_blocks import own_positions
 from ..datastore import Shard, ShardWriter
 from ..datastore.dump_plan import DumpPlan
-from ..keys import KeyExtractor, Model
+from ..datastore.key_codec import KeyForm, LearntCodec, check_dim, learn_codec
+from ..keys import KeyExtractor, Model, key_dimension
 from ..keys.running import for_each_batch
 from .eval_lm import GroupedBatches, say_that_a_dump_has_no_loss
 
 logger = logging.getLogger(__name__)
 
 
+def key_form(model: Model, args: Any) -> KeyForm:
+    """What ``--knn-key-dim`` and ``--knn-key-dtype`` ask for."""
+    source_dim = key_dimension(model)
+    dim = source_dim if args.knn_key_dim is None else args.knn_key_dim
+    check_dim(dim, source_dim)
+    return KeyForm(source_dim, dim, str(args.knn_key_dtype))
+
+
+class EntryMaker:
+    """Runs the model on batches to get their keys and values."""
+
+    def __init__(self, model: Model, extractor: KeyExtractor, skip: int):
+        """skip: positions at each row's start that are not of the corpus (the <s> of ``--add-bos-token``)."""
+        self._model, self._extractor, self._skip = model, extractor, skip
+        model.eval()
+
+    @torch.no_grad()
+    def make(self, group: dict) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Keys (n, C) and values (n,) of each batch of a group (see GroupedBatches), in corpus order."""
+        for batch in group["warm_up"]:  # what a model with a memory has to read before the batches
+            self._model(**batch["net_input"], features_only=True)
+        return for_each_batch(self._model, self._entries, group["batches"])
+
+    def learn_codec(self, groups: GroupedBatches, form: KeyForm) -> LearntCodec:
+        """How to make keys compact, from those of some groups."""
+        logger.info(
+            f"learning how to store keys of {form.source_dim} dimensions as {form.dim} x {form.dtype}, from a sample"
+        )
+        return learn_codec(np.concatenate([keys for group in groups for keys, _ in self.make(group)]), form)
+
+    def _entries(self, batch: dict) -> tuple[np.ndarray, np.ndarray]:
+        own = own_positions(batch, self._skip)
+        keys = self._extractor.run(self._model, batch["net_input"])[own]
+        return keys.float().cpu().numpy(), batch["target"][own].cpu().numpy()
+
+
 class KeyDumper:
     """Writes the keys and values of batches, which come in corpus order, to the shards of a plan."""
 
-    def __init__(self, model: Model, plan: DumpPlan, extractor: KeyExtractor, skip: int):
-        """skip: positions at each row's start that are not of the corpus (the <s> of ``--add-bos-token``)."""
-        self._model, self._plan, self._extractor, self._skip = model, plan, extractor, skip
-        model.eval()
+    def __init__(self, entries: EntryMaker, plan: DumpPlan):
+        self._entries, self._plan = entries, plan
         self._pending = list(plan.shards)
         self._shard: Shard | None = None  # that the next rows belong to
         self._rows = 0  # of it that have come
         self._open: ShardWriter | None = None  # None: another process has written this shard meanwhile
 
-    @torch.no_grad()
-    def dump(self, batches: list[dict], warm_up: list[dict]) -> None:
-        """warm_up: what a model with a memory has to read before the batches."""
-        for batch in warm_up:
-            self._model(**batch["net_input"], features_only=True)
-        for keys, values in for_each_batch(self._model, self._entries, batches):
+    def dump(self, group: dict) -> None:
+        for keys, values in self._entries.make(group):
             self._append(keys, values)
-
-    def _entries(self, batch: dict) -> tuple[np.ndarray, np.ndarray]:
-        """Keys (n, C) and values (n,) of a batch, in corpus order."""
-        own = own_positions(batch, self._skip)
-        keys = self._extractor.run(self._model, batch["net_input"])[own]
-        return keys.float().cpu().numpy(), batch["target"][own].cpu().numpy()
 
     def _append(self, keys: np.ndarray, values: np.ndarray) -> None:
         if self._shard is None:
@@ -62,13 +88,13 @@ class DumpBatches:
     def __init__(
         self,
         groups: GroupedBatches | None,
-        dumper: KeyDumper | None,
+        dumper: KeyDumper,
         plan: DumpPlan,
         when_complete: Callable[[], None],
     ):
         """
         Args:
-            groups, dumper: None where every shard of this process is written already
+            groups: None where every shard of this process is written already
             when_complete: called if the datastore is finished then
         """
         self._groups, self._dumper, self._plan, self._when_complete = groups, dumper, plan, when_complete
@@ -78,9 +104,9 @@ class DumpBatches:
 
     def __iter__(self) -> Iterator[dict]:
         started = time.perf_counter()
-        if self._groups is not None and self._dumper is not None:
+        if self._groups is not None:
             for group in self._groups:
-                self._dumper.dump(group["batches"], group["warm_up"])
+                self._dumper.dump(group)
                 yield {}  # one step of fairseq's progress bar; a sample without net_input is passed over
             rows, seconds = sum(shard.rows for shard in self._plan.shards), time.perf_counter() - started
             logger.info(f"dumped {rows:,} entries in {seconds:.1f}s ({rows / seconds:.2f} tokens/s)")

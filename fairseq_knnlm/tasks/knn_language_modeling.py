@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from ..data.context_blocks import ContextBlockDataset
 from ..data.dictionaries import dictionary_facts
 from ..data.parts import ReadingPlan, contiguous_part
 from ..datastore import Datastore
-from ..datastore.dump_plan import DumpPlan
+from ..datastore.dump_plan import DumpPlan, sample_blocks
+from ..datastore.key_codec import SAMPLE_ROWS, LearntCodec
 from ..errors import KnnlmError
 from ..index import build_index_if_missing
-from ..keys import DEFAULT_KEY, KeyExtractor, Model, check_model, key_dimension, resolve_layer, weights_fingerprint
+from ..keys import DEFAULT_KEY, KeyExtractor, Model, check_model, resolve_layer, weights_fingerprint
 from ..keys.running import runs_in_threads
 from ..memory import ContinuousCache, DatastoreMemory, Documents, Memory, name_memories
 from ..memory.opening import find_documents, open_cache, open_datastores
@@ -34,8 +36,8 @@ from ..mixture.generation import KNNLanguageModel
 from ..mixture.scoring import is_standard_decoder
 from ..saved_runs.format import RunFacts, SaveWriter
 from ..storage import file_sha256
-from .config import KNNLanguageModelingConfig, refuse_idle_flags
-from .dumping import DumpBatches, KeyDumper
+from .config import KNNLanguageModelingConfig, check_dump_flags, refuse_idle_flags
+from .dumping import DumpBatches, EntryMaker, KeyDumper, key_form
 from .eval_lm import GroupedBatches, ScoredBatches, install_scorer
 from .scorer import KNNSequenceScorer
 
@@ -195,33 +197,31 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         self, rows: np.ndarray, num_parts: int, part: int, context_window: int, batches_of: Callable[[ReadingPlan], Any]
     ) -> DumpBatches:
         """What eval_lm iterates over to write the missing shards of a part."""
-        self._check_dump_flags()
+        check_dump_flags(self.args, self.targets)
+        check_model(self.model)
+        form = key_form(self.model, self.args)
         facts: dict[str, Any] = {
-            "dim": key_dimension(self.model),
-            "key_dtype": str(self.args.knn_key_dtype),
+            **form.facts(),
             "key": str(self.args.knn_key or DEFAULT_KEY),
             "layer": resolve_layer(self.model.decoder, self.args.knn_layer),
             "vocabulary_size": len(self.target_dictionary),
             "source": self._source(context_window),
         }
-        plan = DumpPlan(self.args.knn_dump, facts, rows, lambda count: contiguous_part(count, num_parts, part))
-        plan.announce()
-        if not plan.shards:
-            return DumpBatches(None, None, plan, lambda: self._build_index(plan))
-        reading = ReadingPlan.of(rows, plan.block_ranges, self._model_memory())
-        groups = GroupedBatches(batches_of(reading), self._group_tokens(), reading)
         extractor = KeyExtractor(self.model, facts["key"], facts["layer"])
-        dumper = KeyDumper(self.model, plan, extractor, self._bos_tokens)
-        return DumpBatches(groups, dumper, plan, lambda: self._build_index(plan))
+        entries = EntryMaker(self.model, extractor, self._bos_tokens)
 
-    def _check_dump_flags(self) -> None:
-        if self.args.knn_datastore:
-            raise KnnlmError("--knn-dump and --knn-datastore are two runs: dump first, then score")
-        if self.args.knn_cache_size or self.args.knn_save:
-            raise KnnlmError("--knn-cache-size and --knn-save are for scoring; dump without them")
-        if self.targets != ["future"]:
-            raise KnnlmError("a datastore holds next tokens; dump without --self-target and --past-target")
-        check_model(self.model)
+        def groups_of(ranges: list[tuple[int, int]]) -> GroupedBatches:
+            reading = ReadingPlan.of(rows, ranges, self._model_memory())
+            return GroupedBatches(batches_of(reading), self._group_tokens(), reading)
+
+        def make_codec() -> LearntCodec:
+            return entries.learn_codec(groups_of(sample_blocks(rows, SAMPLE_ROWS)), form)
+
+        own_part = partial(contiguous_part, num_parts=num_parts, part=part)
+        plan = DumpPlan(self.args.knn_dump, facts, rows, own_part, make_codec if form.is_compact else None)
+        plan.announce()
+        groups = groups_of(plan.block_ranges) if plan.shards else None
+        return DumpBatches(groups, KeyDumper(entries, plan), plan, lambda: self._build_index(plan))
 
     def _build_index(self, plan: DumpPlan) -> None:
         if self.args.knn_index:

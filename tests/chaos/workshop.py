@@ -217,8 +217,8 @@ class Workshop:
     def eval_lm(self, *flags: object) -> Command:
         return ["fairseq-eval-lm", self.data, "--path", self.model, *EVAL_FLAGS, *flags]
 
-    def dump(self, folder: Path) -> Command:
-        return self.eval_lm("--gen-subset", "train", "--knn-dump", folder)
+    def dump(self, folder: Path, *flags: object) -> Command:
+        return self.eval_lm("--gen-subset", "train", "--knn-dump", folder, *flags)
 
     def score(self, store: Path, *flags: object) -> Command:
         return self.eval_lm("--gen-subset", "valid", "--knn-datastore", store, "--knn-index", "IVF16,SQfp16", *flags)
@@ -237,6 +237,11 @@ class Workshop:
         return [
             Step("dump", lambda folder: self.dump(folder / "store"), verified="store"),
             Step("build", build("IVF16,SQfp16"), copy_bare, "store"),
+            Step("dump, compact", lambda folder: self.dump(folder / "store", "--knn-key-dim", 16, "--knn-key-dtype",
+                                                           "int8"), verified="store"),
+            Step("compact", lambda folder: ["knnlm", "compact", self.store, "--dim", 16, "-o", folder / "small"],
+                 verified="small"),
+            Step("drop keys", build("IVF16,SQfp16", "--drop-keys"), copy_bare, "store"),
             Step("build, FastScan", build("IVF4,PQ8x4fs"), copy_bare, "store"),
             Step("rebuild", build("IVF16,SQfp16", "--force", "--seed", "2"), copy_whole, "store"),
             Step("save", lambda folder: self.score(self.store, "--knn-k", 16, "--knn-save", folder / "save"),

@@ -10,7 +10,7 @@ from workshop import Step, Workshop, check_same, run, snapshot
 from fairseq_knnlm.storage import system
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-CALLS = ("write", "fsync", "rename")
+CALLS = ("write", "write_at", "fsync", "rename")
 
 
 def fail_at(number: int, code: int) -> Callable[[], None]:

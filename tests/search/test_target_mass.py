@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fairseq_knnlm.search.target_mass import TargetMass
+from fairseq_knnlm.search.target_mass import TargetMass, runs
 
 
 def test_one_sharpness_is_as_good_as_several():
@@ -15,7 +15,7 @@ def test_one_sharpness_is_as_good_as_several():
         results = []
         for factors in ([factor], [0.25, 0.5, 1.0, 2.0]):
             mass = TargetMass(targets, factors)
-            mass.add(torch.arange(5), similarities.clone(), torch.zeros(5), values)
+            mass.add(torch.arange(5), similarities.clone(), torch.zeros(5), *runs(values))
             results.append([sums[factors.index(factor)] for sums in mass.result()])
         expected = np.exp(similarities.double().numpy() * factor)
         of_target = (expected * (values == targets[:, None])).sum(axis=1)

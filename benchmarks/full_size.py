@@ -1,0 +1,224 @@
+"""The paper's size on this machine: 103,227,021 keys of 1,024 dimensions, dumped compactly, indexed and searched.
+
+    python -m benchmarks.full_size --datastore DIR --queries DIR --work DIR [--entries N] [--key-dim D] [PART ...]
+
+No text of that size is at hand, so the keys are made from real ones: those of a datastore (of --datastore), as often as
+needed, with noise at the scale of neighbour distances, mapped to 1,024 dimensions by a fixed orthonormal matrix. They
+go through the writer that a dump uses. Queries are those of another datastore (a dump of the split that is scored),
+mapped likewise. Parts: dump, build, score, check; what is done is not done again.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
+from fairseq_knnlm.datastore.key_codec import SAMPLE_ROWS, KeyForm, learn_codec
+from fairseq_knnlm.index import build_index
+from fairseq_knnlm.memory.engines import make_engine
+from fairseq_knnlm.progress import progress
+from fairseq_knnlm.search import ExactSearch
+from fairseq_knnlm.storage import write_json
+
+ENTRIES = 103_227_021  # of WikiText-103, as in Khandelwal et al. 2020
+QUERIES = 217_646  # its validation set
+SOURCE_DIM = 1024
+SHARD_ROWS = 1 << 18
+ROWS = 1 << 14
+POOL = 1 << 14  # rows of noise, which are used in different orders and with different signs
+PARTS = ("dump", "build", "score", "check")
+
+
+class MadeUpKeys:
+    """States of 1,024 dimensions: real ones, again and again with other noise."""
+
+    def __init__(self, source: Datastore, noise: float, seed: int = 1):
+        rng = np.random.default_rng(seed)
+        self._source = source
+        basis, _ = np.linalg.qr(rng.normal(size=(SOURCE_DIM, source.dim)))
+        self._basis = np.ascontiguousarray(basis.T, np.float32)  # (dim, 1024) with orthonormal rows
+        self._pool = rng.standard_normal((POOL, source.dim), np.float32) * np.float32(noise)
+
+    def widen(self, keys: np.ndarray) -> np.ndarray:
+        """(n, dim) -> (n, 1024)."""
+        return keys.astype(np.float32) @ self._basis
+
+    def states(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """States (n, 1024) and values (n,) of the entries [start, stop), which lie in one copy of the source."""
+        copy, first = divmod(start, len(self._source))
+        last = first + stop - start
+        keys = self._source.read_keys(first, last).astype(np.float32)
+        if copy:
+            rng = np.random.default_rng([copy, first])
+            keys += self._pool[rng.integers(0, POOL, len(keys))] * rng.choice(np.float32([-1, 1]), (1, keys.shape[1]))
+        return self.widen(keys), self._source.read_values(first, last)
+
+
+def neighbor_scale(source: Datastore) -> float:
+    """The noise per dimension that is as long as a key's distance to its nearest neighbour, from a sample."""
+    firsts = np.linspace(0, len(source) - 1025, 256).astype(int)
+    parts = [source.read_keys(first, first + 1024) for first in firsts.tolist()]
+    keys = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+    queries = keys[:: len(keys) // 200]
+    distances = torch.cdist(queries, keys).square()
+    distances[distances < 1e-3] = torch.inf  # itself
+    return float((distances.amin(dim=1).median() / source.dim).sqrt())
+
+
+def dump(source: Datastore, folder: Path, entries: int, key_dim: int) -> dict:
+    """Write the datastore through the real writer; how it went."""
+    keys = MadeUpKeys(source, neighbor_scale(source))
+    # no shard spans two copies of the source
+    rows = [
+        min(SHARD_ROWS, len(source) - first % len(source), entries - first)
+        for first in _starts(entries, len(source))
+    ]  # fmt: skip
+    form = KeyForm(SOURCE_DIM, key_dim, "int8")
+    manifest = Manifest(
+        **form.facts(), entries=entries, value_dtype=source.manifest.value_dtype, key="ffn_input_ln",
+        layer=source.manifest.layer, source={"made_of": source.fingerprint,
+                                            "dictionary_size": source.manifest.source["dictionary_size"]},
+        shards=plan_shards(rows),
+    )  # fmt: skip
+
+    def make_codec():
+        pieces = np.linspace(0, len(source) - ROWS // 16, SAMPLE_ROWS // (ROWS // 16)).astype(int)
+        states = [keys.states(int(first), int(first) + ROWS // 16)[0] for first in pieces]
+        return learn_codec(np.concatenate(states), form)
+
+    writer = DatastoreWriter(folder, manifest, make_codec)
+    with progress("dumping", entries, " keys") as bar:
+        for shard in writer.missing_shards():
+            output = writer.open_shard(shard)
+            for start in range(shard.start, shard.stop, ROWS):
+                states, values = keys.states(start, min(start + ROWS, shard.stop))
+                output.append(states, values)
+                bar.update(len(values))
+            output.commit()
+    writer.finish()
+    store = Datastore(folder)
+    kept = store.manifest.projection
+    return {"entries": entries, "bytes": store.bytes_on_disk, "variance_kept": kept.variance_kept if kept else 1.0}
+
+
+def _starts(entries: int, period: int) -> list[int]:
+    starts, first = [], 0
+    while first < entries:
+        starts.append(first)
+        first += min(SHARD_ROWS, period - first % period, entries - first)
+    return starts
+
+
+def build(folder: Path) -> dict:
+    info = build_index(Datastore(folder), "auto", "l2")
+    return {"factory": info.factory, "bytes": info.bytes}
+
+
+def load_queries(source: Datastore, asked: Datastore, folder: Path) -> tuple[Datastore, np.ndarray, np.ndarray]:
+    """The datastore, queries as it has its keys (n, dim), and their targets (n,)."""
+    store, count = Datastore(folder), min(QUERIES, len(asked))
+    widened = MadeUpKeys(source, 0.0).widen(asked.read_keys(0, count))
+    return store, store.codec.project(widened), asked.read_values(0, count).astype(np.int64)
+
+
+def score(source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: int, temperature: float) -> dict:
+    store, queries, targets = load_queries(source, asked, folder)
+    engine = make_engine(store, build_index(store, "auto", "l2"), None, "l2", "index", "exact", nprobe, far)
+    started = time.perf_counter()
+    target, total = engine.target_mass(queries, targets, [temperature])
+    seconds = time.perf_counter() - started
+    share = np.exp(target - total)[0]
+    return {
+        "queries": len(queries), "nprobe": nprobe, "far": far, "seconds_of_search": seconds,
+        "queries_per_second": len(queries) / seconds, "mean_p_of_target": float(share.mean()),
+    }  # fmt: skip
+
+
+def check(
+    source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: int, temperature: float, count: int
+) -> dict:
+    """Mass against the exact sum over all entries, and recall of the 1,024 nearest, for some queries."""
+    store, queries, targets = load_queries(source, asked, folder)
+    some = np.linspace(0, len(queries) - 1, count).astype(int)
+    queries, targets = queries[some], targets[some]
+    info, exact = build_index(store, "auto", "l2"), ExactSearch(store, "l2")
+    truth_target, truth_total = (sums[0] for sums in exact.target_mass(queries, targets, [temperature]))
+    result = {"queries": count, "temperature": temperature}
+    for name, lists in (("visited", 0), ("visited and far", far)):
+        engine = make_engine(store, info, None, "l2", "index", "exact", nprobe, lists)
+        target, total = (sums[0] for sums in engine.target_mass(queries, targets, [temperature]))
+        result[f"share of the mass, {name}"] = float(np.exp(total - truth_total).mean())
+        difference = np.exp(target - total) - np.exp(truth_target - truth_total)
+        result[f"mean difference of p, {name}"] = float(np.abs(difference).mean())
+    few = queries[: max(1, count // 10)]
+    engine = make_engine(store, info, 1024, "l2", "index", "exact", nprobe)
+    found, truth = engine.search(few, 1024)[1], exact.search(few, 1024)[1]
+    result["recall of the 1,024 nearest"] = float(
+        np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, truth)])
+    )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.full_size", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--datastore", type=Path, required=True, help="of real keys")
+    parser.add_argument("--queries", type=Path, required=True, help="a datastore of the split that is scored")
+    parser.add_argument("--work", type=Path, required=True, help="for what is made")
+    parser.add_argument("--entries", type=int, default=ENTRIES)
+    parser.add_argument("--key-dim", type=int, default=128)
+    parser.add_argument("--nprobe", type=int, default=32)
+    parser.add_argument("--far", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=9.0)
+    parser.add_argument("--checked", type=int, default=1000, help="queries that are compared with exact search")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    source, asked, folder = Datastore(args.datastore), Datastore(args.queries), args.work / "store"
+    setting = (args.nprobe, args.far, args.temperature)
+    steps: dict[str, Callable[[], dict]] = {
+        "dump": lambda: dump(source, folder, args.entries, args.key_dim),
+        "build": lambda: build(folder),
+        "score": lambda: score(source, asked, folder, *setting),
+        "check": lambda: check(source, asked, folder, *setting, args.checked),
+    }
+    output = args.work / "full_size.json"
+    results = json.loads(output.read_text()) if output.exists() else {}
+    for part in args.parts or PARTS:
+        results[part] = measured(steps[part])
+        write_json(output, results)
+        print(part, json.dumps(results[part], indent=1), flush=True)
+
+
+def measured(step: Callable[[], dict]) -> dict:
+    """What a step says, and its time and peak memory, in a process of its own."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        started = time.perf_counter()
+        result = step()
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result |= {"seconds": time.perf_counter() - started, "peak_memory": peak}
+        with os.fdopen(write, "w") as file:
+            json.dump(result, file)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    if not text:
+        raise SystemExit("the step failed; see above")
+    return json.loads(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What is written beside an index with inverted lists, so that nobody has to read the lists to know it.
+
+    list_starts.npy   (lists + 1,) int64    the first row of each list; rows are counted through all lists
+    run_starts.npy    (lists + 1,) int64    the first run of each list; a run is the entries of one value in a list
+    run_values.npy    (runs,)               the value of each run, ascending in a list
+    run_ends.npy      (runs,) int32         where each run ends, counted from the beginning of its list
+    list_means.npy    (lists, dim) float32  the mean of each list's keys, where the lists hold the keys themselves
+    list_spreads.npy  (lists,) float32      the mean squared distance of a list's keys from their mean
+    variances.npy     (dim,) float32        the same per dimension, over all lists
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..datastore import Datastore
+from ..datastore.list_file import ListFile
+from ..datastore.reader import LIST_STARTS
+from ..errors import KnnlmError
+from ..storage import file_sha256
+from ..storage.arrays import check_array_file
+from .info import INDEX_FILE, IndexInfo, index_folder, remedy_for
+
+RUN_STARTS, RUN_VALUES, RUN_ENDS = "run_starts.npy", "run_values.npy", "run_ends.npy"
+LIST_MEANS, LIST_SPREADS, VARIANCES = "list_means.npy", "list_spreads.npy", "variances.npy"
+ALL_FILES = (LIST_STARTS, RUN_STARTS, RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS, VARIANCES)
+
+
+@dataclass
+class SortedLists:
+    """The lists of an index that we wrote, open for reading."""
+
+    folder: Path
+    info: IndexInfo
+    remedy: str
+    value_dtype: str
+
+    def _load(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        path = self.folder / name
+        check_array_file(path, shape, dtype, self.remedy, "the index")
+        if file_sha256(path) != (self.info.files or {}).get(name):
+            raise KnnlmError(f"{path} is damaged (its checksum differs); {self.remedy}")
+        return np.load(path)
+
+    @cached_property
+    def file(self) -> ListFile:
+        starts = self._load(LIST_STARTS, (self.info.lists + 1,), "int64")
+        return ListFile(self.folder / INDEX_FILE, self.info.head_bytes, self.info.code_bytes, starts)
+
+    @cached_property
+    def run_starts(self) -> np.ndarray:
+        return self._load(RUN_STARTS, (self.info.lists + 1,), "int64")
+
+    @cached_property
+    def run_values(self) -> np.ndarray:
+        return self._load(RUN_VALUES, (int(self.run_starts[-1]),), self.value_dtype)
+
+    @cached_property
+    def run_ends(self) -> np.ndarray:
+        return self._load(RUN_ENDS, (int(self.run_starts[-1]),), "int32")
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        return self._load(LIST_MEANS, (self.info.lists, self.info.dim), "float32")
+
+    @cached_property
+    def spreads(self) -> np.ndarray:
+        return self._load(LIST_SPREADS, (self.info.lists,), "float32")
+
+    @cached_property
+    def variances(self) -> np.ndarray:
+        return self._load(VARIANCES, (self.info.dim,), "float32")
+
+
+def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:
+    """The lists of an index, if this or a later release has written them; None: FAISS has to be asked."""
+    if not info.files or LIST_STARTS not in info.files:
+        return None
+    folder = index_folder(datastore, info.name)
+    return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Of the files in a folder that are beside the index."""
+    return {name: file_sha256(folder / name) for name in ALL_FILES if (folder / name).exists()}

@@ -1,0 +1,144 @@
+"""Where the entries of inverted lists come from: our own files, in order and read ahead, or any FAISS index."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import faiss
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..datastore import Datastore
+from ..datastore.key_codec import CODES, KeyCodec
+from ..datastore.list_file import ListFile
+from ..index.info import inverted_lists, stores_exact_keys
+from ..index.list_files import SortedLists
+from ..parallel import ahead
+from .target_mass import runs
+
+CHUNK_BYTES = 1 << 23  # of lists that are read at once
+CHUNKS_AHEAD = 4
+MOST_GAP_BYTES = 1 << 17  # between two wanted lists, which is read with them: shorter than another disk access
+
+
+@dataclass
+class ListBlock:
+    """The entries of one list, in the order of their values."""
+
+    number: int
+    stored: np.ndarray  # (m, dim) keys: float16, float32, or FAISS's unsigned 8-bit codes
+    ids: np.ndarray  # (m,)
+    run_values: np.ndarray  # (runs,) ascending; a run is the entries of one value
+    run_ends: np.ndarray  # (runs,) where each run ends
+
+    def values(self) -> np.ndarray:
+        """The value of each entry, (m,)."""
+        return np.repeat(self.run_values, np.diff(self.run_ends, prepend=0))
+
+
+class Lists(Protocol):
+    """The inverted lists of an index."""
+
+    sizes: np.ndarray  # (lists,)
+
+    def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
+        """The lists of these ascending numbers, one after the other."""
+
+
+class KeyDecoder:
+    """Stored keys as floats on a device, relative to a point near them."""
+
+    def __init__(self, codec: KeyCodec, device: torch.device):
+        self._device = device
+        self._pins = device.type == "cuda"  # from pinned memory a copy goes on while the GPU computes
+        self._step = self._lowest = None
+        if codec.centre is not None and codec.step is not None:
+            self._step = torch.from_numpy(codec.step).to(device)
+            # FAISS's codes are unsigned: c + 128
+            self._lowest = torch.from_numpy(codec.centre - CODES // 2 * codec.step).to(device)
+
+    def decode(self, stored: np.ndarray, origin: Tensor | None) -> Tensor:
+        """(m, dim) -> (m, dim) float32, minus ``origin`` (dim,)."""
+        keys = torch.from_numpy(stored)
+        if self._pins:
+            keys = keys.pin_memory()
+        keys = keys.to(self._device, non_blocking=self._pins).float()
+        if stored.dtype == np.uint8 and self._step is not None and self._lowest is not None:
+            lowest = self._lowest if origin is None else self._lowest - origin
+            return torch.addcmul(lowest, keys, self._step)
+        return keys if origin is None else keys - origin
+
+
+class FileLists:
+    """Lists that we wrote: plain large reads in the order of the file, by a thread of their own."""
+
+    def __init__(self, lists: SortedLists, datastore: Datastore, holds_keys: bool):
+        self._lists, self._datastore, self._holds_keys = lists, datastore, holds_keys
+        self.sizes = np.diff(lists.file.starts)
+        width = lists.info.code_bytes // datastore.dim
+        self._dtype = {1: np.uint8, 2: np.float16, 4: np.float32}.get(width, np.uint8)
+
+    def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
+        file = self._lists.file
+        chunks = plan_chunks(file, numbers)
+        read = ((chunk, file.read(int(chunk[0]), int(chunk[-1]) + 1)) for chunk in chunks)
+        much = len(numbers) and int(self.sizes[numbers].sum()) * file.row_bytes > CHUNK_BYTES
+        for chunk, data in ahead(read, CHUNKS_AHEAD) if much else read:  # a little is here sooner than a thread
+            for number in chunk.tolist():
+                codes, ids = file.split(data, int(chunk[0]), number)
+                runs = slice(*self._lists.run_starts[number : number + 2].tolist())
+                stored = codes.view(self._dtype) if self._holds_keys else as_floats(self._datastore, ids)
+                yield ListBlock(number, stored, ids, self._lists.run_values[runs], self._lists.run_ends[runs])
+
+
+def plan_chunks(file: ListFile, numbers: np.ndarray) -> list[np.ndarray]:
+    """Split ascending list numbers so that those of a part stand close together and are not too much at once."""
+    begins, ends = file.starts[numbers] * file.row_bytes, file.starts[numbers + 1] * file.row_bytes
+    chunks, first = [], 0
+    for place in range(1, len(numbers) + 1):
+        if (
+            place == len(numbers)
+            or begins[place] - ends[place - 1] > MOST_GAP_BYTES
+            or ends[place] - begins[first] > CHUNK_BYTES
+        ):
+            chunks.append(numbers[first:place])
+            first = place
+    return chunks
+
+
+class FaissLists:
+    """The lists of an index as FAISS has opened it: imported, of an older release, or with other codes than keys."""
+
+    def __init__(self, ivf: faiss.IndexIVF, datastore: Datastore):
+        self._ivf, self._datastore = ivf, datastore
+        self.sizes = np.array([ivf.get_list_size(number) for number in range(ivf.nlist)], np.int64)
+        self._read_keys = self._key_reader()
+
+    def _key_reader(self) -> Callable[[int, np.ndarray, np.ndarray], np.ndarray]:
+        """A function (list, ids (m,) in the order of values, their places in the list (m,)) -> keys (m, dim)."""
+        if self._ivf.d != self._datastore.dim or not stores_exact_keys(self._ivf, self._datastore):
+            return lambda number, ids, order: as_floats(self._datastore, ids)
+        dtype = {1: np.uint8, 2: np.float16, 4: np.float32}[self._ivf.code_size // self._ivf.d]
+
+        def read(number: int, ids: np.ndarray, order: np.ndarray) -> np.ndarray:
+            size = self._ivf.get_list_size(number)
+            codes = faiss.rev_swig_ptr(inverted_lists(self._ivf).get_codes(number), size * self._ivf.code_size)
+            return codes.view(dtype).reshape(size, -1)[order]
+
+        return read
+
+    def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
+        for number in numbers.tolist():
+            yield self._block(number)
+
+    def _block(self, number: int) -> ListBlock:
+        ids = faiss.rev_swig_ptr(inverted_lists(self._ivf).get_ids(number), self._ivf.get_list_size(number))
+        values = self._datastore.values_of(ids)
+        order = values.argsort(kind="stable")
+        return ListBlock(number, self._read_keys(number, ids[order], order), ids[order], *runs(values[order]))
+
+
+def as_floats(datastore: Datastore, ids: np.ndarray) -> np.ndarray:
+    """Keys from the shards, where the index has other codes."""
+    return np.ascontiguousarray(datastore.gather_keys(ids))
