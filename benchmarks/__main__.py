@@ -25,7 +25,8 @@ from .setting import Setting, make_setting
 
 PARTS = ("scoring", "profile", "search", "build", "dump")
 TITLES = {
-    "scoring": "Scoring: times are for one token, perplexity is that of the first {part:,} tokens and tuned on them",
+    "scoring": "Scoring, the median of some rounds in turns: times are for one token; perplexity is that of the first "
+    "{part:,} tokens and tuned on them, and that of all of valid with the same flags",
     "profile": "Where the time of a search with k = all goes, over all of valid",
     "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
     "build": "Building an index",
@@ -47,6 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", default="1e6,2.5e6,5e6", help="numbers of entries for the search, besides all (default: %(default)s)"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="of whole scoring, in turns (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, help="JSON file (default: WORK/bench.json)")
     parser.add_argument("--report", type=Path, metavar="JSON", help="only write the page of an earlier run beside it")
     args = parser.parse_args()
@@ -72,7 +74,7 @@ def measure(args: argparse.Namespace) -> dict:
         "part": args.tokens,
     }
     measures = {
-        "scoring": lambda: scoring.measure(setting),
+        "scoring": lambda: scoring.measure(setting, args.rounds),
         "profile": lambda: profile.measure(setting),
         "search": lambda: search.measure(setting, [int(float(size)) for size in args.sizes.split(",") if size]),
         "build": lambda: build.measure(setting),

@@ -24,8 +24,9 @@ from fairseq_knnlm.datastore.key_codec import SAMPLE_ROWS, KeyForm, learn_codec
 from fairseq_knnlm.index import build_index
 from fairseq_knnlm.memory.engines import make_engine
 from fairseq_knnlm.progress import progress
+from fairseq_knnlm.report.tables import table
 from fairseq_knnlm.search import ExactSearch
-from fairseq_knnlm.storage import write_json
+from fairseq_knnlm.storage import write_json, write_text
 
 ENTRIES = 103_227_021  # of WikiText-103, as in Khandelwal et al. 2020
 QUERIES = 217_646  # its validation set
@@ -166,14 +167,45 @@ def check(
     return result
 
 
+def page(results: dict) -> str:
+    """Markdown: each step's time, memory and bytes, what 3 billion entries would take, and the checks."""
+    entries = results["dump"]["entries"]
+    steps = {"dump": "dump, 128 x int8 of 1,024 dimensions", "build": "build", "score": "search for all queries"}
+    lines = [
+        [what, f"{results[step]['seconds']:,.0f} s", f"{results[step]['peak_memory'] / 2**30:.2f} GiB",
+         f"{results[step]['bytes'] / 1e9:.1f} GB" if "bytes" in results[step] else "",
+         f"{3e9 / entries * results[step]['seconds'] / 3600:.1f} h" if step != "score" else "",
+         f"{3e9 / entries * results[step]['bytes'] / 1e9:,.0f} GB" if "bytes" in results[step] else ""]
+        for step, what in steps.items()
+    ]  # fmt: skip
+    header = ["", "time", "peak memory", "on disk", "time for 3 billion", "on disk for 3 billion"]
+    score, checked = results["score"], results["check"]
+    facts = [
+        f"Index: `{results['build']['factory']}`.",
+        f"Search: {score['queries']:,} queries, {score['nprobe']} lists and {score['far']} in the far field, "
+        f"{score['seconds_of_search']:,.0f} s without opening the index: {score['queries_per_second']:,.0f} a second.",
+        f"The projection keeps {results['dump']['variance_kept']:.1%} of the variance.",
+    ]
+    checks = [[name, f"{value:.4g}"] for name, value in checked.items() if name not in ("seconds", "peak_memory")]
+    return "\n\n".join([
+        "# The paper's size on an ordinary machine",
+        f"Written by `python -m benchmarks.full_size` from scale.json: {entries:,} keys of 1,024 dimensions, made from "
+        "real ones as its help says. What 3 billion entries would take is this times their number, by arithmetic.",
+        table(header, lines, markdown=True, left=("",)), "\n".join(f"- {fact}" for fact in facts),
+        "Beside exact search over all entries:",
+        table(["", "value"], checks, markdown=True, left=("",)),
+    ]) + "\n"  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.full_size", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--datastore", type=Path, required=True, help="of real keys")
-    parser.add_argument("--queries", type=Path, required=True, help="a datastore of the split that is scored")
-    parser.add_argument("--work", type=Path, required=True, help="for what is made")
+    parser.add_argument("--datastore", type=Path, help="of real keys")
+    parser.add_argument("--queries", type=Path, help="a datastore of the split that is scored")
+    parser.add_argument("--work", type=Path, default=Path("full-size"), help="for what is made (default: %(default)s)")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="only write the page of an earlier run beside it")
     parser.add_argument("--entries", type=int, default=ENTRIES)
     parser.add_argument("--key-dim", type=int, default=128)
     parser.add_argument("--nprobe", type=int, default=32)
@@ -181,6 +213,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=9.0)
     parser.add_argument("--checked", type=int, default=1000, help="queries that are compared with exact search")
     args = parser.parse_args()
+    if args.report:
+        write_page(args.report)
+        return
+    if not (args.datastore and args.queries):
+        parser.error("give --datastore and --queries")
     args.work.mkdir(parents=True, exist_ok=True)
     source, asked, folder = Datastore(args.datastore), Datastore(args.queries), args.work / "store"
     setting = (args.nprobe, args.far, args.temperature)
@@ -196,6 +233,12 @@ def main() -> None:
         results[part] = measured(steps[part])
         write_json(output, results)
         print(part, json.dumps(results[part], indent=1), flush=True)
+
+
+def write_page(file: Path) -> None:
+    """Markdown beside the JSON file, with what a person has to say of it (``.notes.md``) at the end."""
+    text, notes = page(json.loads(file.read_text())), file.with_suffix(".notes.md")
+    write_text(file.with_suffix(".md"), text + (f"\n{notes.read_text().strip()}\n" if notes.exists() else ""))
 
 
 def measured(step: Callable[[], dict]) -> dict:

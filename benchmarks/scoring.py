@@ -1,80 +1,112 @@
-"""Whole scoring by each method: tokens/s and where the time goes, perplexity, memory, disk."""
+"""Whole scoring by each method, in turns: tokens/s and where the time goes, perplexity, memory, disk."""
 
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index_if_missing, index_file
 
-from .command import run, warm
+from .command import eval_lm_command, run, warm
 from .original import write_raw
 from .setting import Setting
 
+STOCK, BARE, ORIGINAL = "stock fairseq-eval-lm, bare LM", "ours, bare LM", "original, k = 1024"
+COMPACT = [("8", "64"), ("16", "64"), ("32", "64")]  # lists visited, lists in the far field
 
-def measure(setting: Setting) -> dict:
-    """One row a method. Speed is over all of valid (the original: over the part); perplexity over the part for all."""
-    store = setting.open_datastore()
+
+def measure(setting: Setting, rounds: int) -> dict:
+    """One row a method. Speed is over all of valid (the original: over the part), the median of some rounds.
+
+    Lambda and temperature are tuned on the part, where all methods have their perplexity; that of all of valid is
+    with the same flags.
+    """
+    store, part = setting.open_datastore(), setting.part()
     indexes = {name: build_index_if_missing(store, name, "l2") for name in ("auto", "paper")}
+    small = setting.open_compact()
+    small_index = build_index_if_missing(small, "auto", "l2")
     raw = setting.work / "raw"
     write_raw(store, raw, index_file(store, "paper"))
-    part = setting.part()
-    flags = {"1024": setting.tuned("1024"), "all": {}}
-    flags["all"] = setting.tuned("all", "--knn-temperature", flags["1024"]["temperature"])
-    choice = {k: [word for name in tuned for word in (f"--knn-{name}", tuned[name])] for k, tuned in flags.items()}
-    knn = ["--knn-datastore", setting.datastore, "--knn-index", "auto"]
-    key_bytes = sum(path.stat().st_size for path in Path(setting.datastore).glob("*-*.npy"))
-    disk = {name: key_bytes + index.bytes for name, index in indexes.items()}
+    flags = {"k = 1024": ["--knn-k", "1024"], "k = all": ["--knn-k", "all"]}
+    for nprobe, far in COMPACT:
+        name = f"k = all, {small.dim} x int8, {nprobe} lists + {far} far"
+        flags[name] = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]
+    first = setting.tuned("1024", setting.datastore, "--knn-k", "1024")
+    for number, (name, words) in enumerate(flags.items()):
+        folder = small.folder if "int8" in name else setting.datastore
+        tuned = setting.tuned(f"{number}", folder, *words, "--knn-temperature", first["temperature"])
+        choice = [word for flag in tuned for word in (f"--knn-{flag}", tuned[flag])]
+        flags[name] = ["--knn-datastore", str(folder), "--knn-index", "auto", *words, *choice]
 
-    rows = {}
+    def original() -> dict:
+        warm(raw / "keys", index_file(store, "paper"))
+        _, *rest = eval_lm_command(part, setting.path, "--gen-subset", "valid", stock=True)
+        script = [sys.executable, "-m", "benchmarks.original", raw, first["lambda"], first["temperature"]]
+        return run(*script, *rest)
+
+    def ours(name: str) -> Callable[[], dict]:
+        def work() -> dict:
+            warm(index_file(small if "int8" in name else store, "auto"))
+            return setting.eval_lm(*flags[name])
+
+        return work
+
+    methods: dict[str, Callable[[], dict]] = {STOCK: lambda: setting.eval_lm(stock=True), BARE: setting.eval_lm}
+    methods[ORIGINAL] = original
+    methods |= {f"ours, {name}": ours(name) for name in flags}
+    runs: dict[str, list[dict]] = {name: [] for name in methods}
+    for _ in range(rounds):
+        for name, method in methods.items():
+            runs[name].append(method())
     bare = setting.eval_lm(data=part)["perplexity"]
-    rows["stock fairseq-eval-lm, bare LM"] = {**setting.eval_lm(stock=True), "perplexity": bare}
-    rows["ours, bare LM"] = {**setting.eval_lm(), "perplexity": bare}
-    warm(raw / "keys", index_file(store, "paper"))
-    rows["original, k = 1024"] = {
-        **run(
-            sys.executable, "-m", "benchmarks.original", raw, flags["1024"]["lambda"], flags["1024"]["temperature"],
-            part, "--path", setting.path, "--gen-subset", "valid", *setting.context, "--no-progress-bar",
-        ),
-        "disk": disk["paper"],
-    }  # fmt: skip
-    warm(index_file(store, "auto"))
-    for k in ("1024", "all"):
-        perplexity = setting.eval_lm(*knn, "--knn-k", k, *choice[k], data=part)["perplexity"]
-        rows[f"ours, k = {k}"] = {
-            **setting.eval_lm(*knn, "--knn-k", k, *choice[k]),
-            "perplexity": perplexity,
-            "disk": disk["auto"],
-        }
-    original = rows["original, k = 1024"]
-    whole = original["tokens"] / original["tokens_per_second"]
-    original["mixing"] = max(0.0, whole - sum(original[part] for part in ("model", "search", "rescoring")))
-    for row in rows.values():
-        del row["output"]
+    rows = {}
+    for name, results in runs.items():
+        row = _summary(results)
+        row["perplexity_of_all"] = row["perplexity"] if name != ORIGINAL else None
+        row["perplexity"] = bare if name in (STOCK, BARE) else row["perplexity"]
+        if name.startswith("ours, k"):
+            words = flags[name.removeprefix("ours, ")]
+            row["perplexity"] = setting.eval_lm(*words, data=part)["perplexity"]
+            own, index = (small, small_index) if "int8" in name else (store, indexes["auto"])
+            row["bytes_per_entry"] = (_key_bytes(own) + index.bytes) / len(own)
+        elif name == ORIGINAL:
+            row["bytes_per_entry"] = (_key_bytes(store) + indexes["paper"].bytes) / len(store)
+            whole = row["tokens"] / row["tokens_per_second"]
+            row["mixing"] = max(0.0, whole - sum(row[part_] for part_ in ("model", "search", "rescoring")))
         row["command"] = setting.anywhere(row["command"])
-    return {
-        "rows": rows,
-        "flags": flags,
-        "entries": len(store),
-        "dim": store.dim,
-        "indexes": {name: {"factory": index.factory, "bytes": index.bytes} for name, index in indexes.items()},
-    }
+        rows[name] = row
+    return {"rows": rows, "rounds": rounds, "entries": len(store), "dim": store.dim}
+
+
+def _summary(results: list[dict]) -> dict:
+    """The run of the median speed, with the slowest and the fastest."""
+    speeds = [result["tokens_per_second"] for result in results]
+    middle = min(results, key=lambda result: abs(result["tokens_per_second"] - statistics.median(speeds)))
+    kept = {name: value for name, value in middle.items() if name not in ("output", "stdout")}
+    return {**kept, "slowest": min(speeds), "fastest": max(speeds)}
+
+
+def _key_bytes(store: Datastore) -> int:
+    return sum(path.stat().st_size for path in Path(store.folder).glob("*-*.npy"))
 
 
 def table(result: dict) -> tuple[list[str], list[list[str]]]:
     rows = result["rows"]
-    stock = rows["stock fairseq-eval-lm, bare LM"]["tokens_per_second"]
-    original = rows["original, k = 1024"]["tokens_per_second"]
-    header = ["", "tokens/s", "x original", "x stock", "model", "search", "rescoring", "mixing", "perplexity",
-              "peak memory", "disk"]  # fmt: skip
+    speed = {name: row["tokens_per_second"] for name, row in rows.items()}
+    header = ["", "tokens/s", "slowest to fastest", "x original", "x stock", "x bare LM", "model", "search",
+              "rescoring", "perplexity", "of all of valid", "peak memory", "bytes per entry"]  # fmt: skip
     lines = []
     for name, row in rows.items():
-        speed = row["tokens_per_second"]
         parts = [
             f"{row[part] / row['tokens'] * 1e6:.0f} us" if row.get(part) else ""
-            for part in ("model", "search", "rescoring", "mixing")
+            for part in ("model", "search", "rescoring")
         ]
         lines.append([
-            name, f"{speed:,.0f}", f"{speed / original:.2f}", f"{speed / stock:.2f}", *parts,
-            f"{row['perplexity']:.2f}", f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
-            f"{row['disk'] / 1e9:.1f} GB" if "disk" in row else "",
+            name, f"{speed[name]:,.0f}", f"{row['slowest']:,.0f} to {row['fastest']:,.0f}",
+            *(f"{speed[name] / speed[other]:.2f}" for other in (ORIGINAL, STOCK, BARE)), *parts,
+            f"{row['perplexity']:.2f}", f"{row['perplexity_of_all']:.2f}" if row["perplexity_of_all"] else "",
+            f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
+            f"{row['bytes_per_entry']:,.0f}" if "bytes_per_entry" in row else "",
         ])  # fmt: skip
     return header, lines

@@ -60,13 +60,17 @@ class Setting:
         self.eval_lm("--knn-dump", self.work / "queries", data=self.part())
         return Datastore(self.work / "queries")
 
-    def tuned(self, k: str, *flags: object) -> dict[str, str]:
+    def open_compact(self) -> Datastore:
+        """The datastore with half of the dimensions, in 8 bits; made if it is missing."""
+        folder = self.work / "compact"
+        run("knnlm", "compact", self.datastore, "--dim", max(1, Datastore(self.datastore).dim // 2), "-o", folder)
+        return Datastore(folder)
+
+    def tuned(self, name: str, datastore: Path, *flags: object) -> dict[str, str]:
         """Lambda and temperature that are best for the part."""
-        save = self.work / f"save-{k}"
+        save = self.work / f"save-{name}"
         if not (save / "run.json").exists():
-            self.eval_lm(
-                "--knn-datastore", self.datastore, "--knn-k", k, *flags, "--knn-save", save, data=self.part()
-            )  # fmt: skip
+            self.eval_lm("--knn-datastore", datastore, *flags, "--knn-save", save, data=self.part())
         command = ["knnlm", "tune", save, "--json"]
         output = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
         found = re.findall(r"--knn-(lambda|temperature) (\S+)", json.loads(output)["flags"])

@@ -9,7 +9,7 @@ import torch
 from stores import make_store
 
 from benchmarks import __main__ as benchmark
-from benchmarks import build, original, profile, search
+from benchmarks import build, full_size, original, profile, search
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index, build_index_if_missing, index_file
 from fairseq_knnlm.memory import DatastoreMemory
@@ -83,3 +83,28 @@ def test_profile_of_a_search(store, tmp_path):
     assert [getattr(*place) for place in profile.STEPS.values()] == functions
     header, lines = profile.table(json.loads(json.dumps(result)))
     assert [len(line) for line in lines] == [len(header)] * 4
+
+
+def test_full_size_in_small(store, tmp_path, monkeypatch):
+    """Keys with noise go through the real writer; sums agree with exact search where every list is visited."""
+    entries = 7000  # more than twice the source
+    made = full_size.dump(store, tmp_path / "store", entries, 32)
+    whole = Datastore(tmp_path / "store")
+    assert (len(whole), whole.dim, whole.manifest.source_dim, made["bytes"]) == (entries, 32, 1024, entries * 34)
+    np.testing.assert_array_equal(whole.values[3000:6000], store.values)
+    first, second = whole.read_keys(0, 3000), whole.read_keys(3000, 6000)
+    moved = ((first - second) ** 2).sum(axis=1)
+    assert 0 < np.median(moved) < np.median(((first[1:] - first[:-1]) ** 2).sum(axis=1))
+    monkeypatch.setattr(full_size, "build_index", lambda store, *_: build_index(store, "IVF32,SQ8", "l2"))
+    scored = full_size.score(store, store, tmp_path / "store", 8, 8, 9.0)
+    checked = full_size.check(store, store, tmp_path / "store", 32, 0, 9.0, 20)
+    assert scored["queries"] == len(store) and checked["recall of the 1,024 nearest"] > 0.99
+    assert checked["mean difference of p, visited"] < 1e-4
+    results = {
+        "dump": made, "build": full_size.build(tmp_path / "store"), "score": scored, "check": checked,
+    }  # fmt: skip
+    for step in results.values():
+        step |= {"seconds": 3.0, "peak_memory": 1 << 30}
+    (tmp_path / "scale.json").write_text(json.dumps(results))
+    full_size.write_page(tmp_path / "scale.json")
+    assert "| build | 3 s | 1.00 GiB |" in (tmp_path / "scale.md").read_text()

@@ -2,7 +2,7 @@
 # Score valid once, keep it, tune.
 # shellcheck source=examples/wikitext103/settings.sh
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
-expect '1.8 GB (neighbours and cache of 217,646 tokens)' "the index's and 5 GB" \
+expect '1.8 GB (neighbours and cache of 217,646 tokens)' "the model's and 3 GB" \
     'a forward pass over 1.3M tokens and a search for 217,646; 25 minutes in the paper'
 
 step save-valid fairseq-eval-lm "$bin" --gen-subset valid --path "$checkpoint" "${score_context[@]}" "${knn[@]}" \

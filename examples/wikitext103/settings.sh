@@ -5,6 +5,8 @@
 #   DATA        a folder with wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, instead of a download
 #   CHECKPOINT  a trained LM, instead of training one
 #   INDEX       auto (default), paper, or any FAISS factory string
+#   KEY_DIM     dimensions of the stored keys (default: 256 of 1,024); KEY_DTYPE int8 (default), float16 or float32.
+#               The paper's own keys: KEY_DIM=1024 KEY_DTYPE=float16, 212 GB
 #   SMALL       anything: a toy model and short contexts, for a small text of the same form in DATA, or without DATA
 #               for Python's own documentation; minutes, into wikitext103-small
 set -euo pipefail
@@ -28,9 +30,12 @@ if [ -n "$SMALL" ]; then
     score_context=("${any_break[@]}" --tokens-per-sample 96 --context-window 80 --max-tokens 768)
     dump_context=("${any_break[@]}" --tokens-per-sample 96 --context-window 48 --max-tokens 768)
     cache_size=200
+    : "${KEY_DIM:=32}"
 else
     training_flags paper
     score_context=("${any_break[@]}" --tokens-per-sample 3072 --context-window 2560 --max-tokens 3072)
     dump_context=("${any_break[@]}" --tokens-per-sample 3072 --context-window 1536 --max-tokens 3072)
     cache_size=3000
+    : "${KEY_DIM:=256}"
 fi
+: "${KEY_DTYPE:=int8}"
