@@ -120,7 +120,11 @@ class Datastore:
 
     def read_keys(self, start: int, stop: int) -> np.ndarray:
         """The keys of the entries [start, stop) as floats, read from disk."""
-        return self.codec.decode(np.concatenate(list(self._keys.blocks(max(1, stop - start), start, stop))))
+        return self.codec.decode(self.read_stored(start, stop))
+
+    def read_stored(self, start: int, stop: int) -> np.ndarray:
+        """As ``read_keys``, in the stored dtype."""
+        return np.concatenate(list(self._keys.blocks(max(1, stop - start), start, stop)))
 
     def stored_blocks(self, rows: int = 1 << 16, start: int = 0) -> Iterator[np.ndarray]:
         """As ``key_blocks``, in the stored dtype."""

@@ -163,7 +163,7 @@ def train_two_level_centroids(sample: Sample, groups: int, count: int, metric: s
     """
     generator = torch.Generator().manual_seed(seed)
     stride = max(1, len(sample) // (groups * POINTS_PER_GROUP))
-    some = torch.cat([block[::stride] for block in sample.blocks()])
+    some = torch.cat([block[::stride].clone() for block in sample.blocks()])  # a view would keep all of a block
     centres = _kmeans(some, groups, metric, generator, trange(ROUNDS, desc="grouping", unit="round", disable=None))
     del some
     parts = [nearest_centroids(block, centres, metric)[:, 0] for block in sample.blocks()]

@@ -18,7 +18,8 @@ from .plan import IndexPlan
 logger = logging.getLogger(__name__)
 
 SAMPLE = "sample.npy"
-ROWS_IN_A_ROW = 256  # a sample is runs of so many keys: single ones would be as many disk accesses
+RUNS_WANTED, LONGEST_RUN = 1 << 14, 256  # of consecutive keys in a sample
+RUNS_PER_WRITE = 1 << 10
 IN_MEMORY_BYTES = 1 << 28  # a larger sample is written to the work folder, and read as often as needed
 BLOCK_ROWS = 1 << 15
 
@@ -72,26 +73,29 @@ class KeySample:
     """A random part of the keys, in memory or, if it is large, in a file of the work folder."""
 
     def __init__(self, datastore: Datastore, count: int, seed: int, work: Path):
-        self._datastore = datastore
-        self._ids = sample_ids(len(datastore), count, seed)
+        self._datastore, self._count = datastore, count
+        runs = sample_runs(len(datastore), count, seed)
         row_bytes = datastore.dim * np.dtype(datastore.manifest.key_dtype).itemsize
         self._stored: np.ndarray | ShardedArray
-        if len(self._ids) * row_bytes <= IN_MEMORY_BYTES:
-            # from a datastore of its own, so that the pages it touches are not mapped any longer than it takes
-            self._stored = Datastore(datastore.folder).gather_stored(self._ids)
+        if count * row_bytes <= IN_MEMORY_BYTES:
+            self._stored = np.concatenate(list(self._read(runs)))
         else:
-            self._stored = self._write(work)
+            self._stored = self._write(runs, work)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._count
 
-    def _write(self, work: Path) -> ShardedArray:
+    def _read(self, runs: np.ndarray) -> Iterator[np.ndarray]:
+        """The stored keys of the runs. They are read, not mapped: the pages of a map would stay in memory."""
+        for start, stop in runs.tolist():
+            yield self._datastore.read_stored(start, stop)
+
+    def _write(self, runs: np.ndarray, work: Path) -> ShardedArray:
         dim, dtype = self._datastore.dim, self._datastore.manifest.key_dtype
         with OutputFile(work / SAMPLE) as file:
             file.write_array_header((len(self), dim), dtype)
-            for start in range(0, len(self), BLOCK_ROWS):
-                store = Datastore(self._datastore.folder)  # so that no more pages stay mapped than those of a block
-                file.write(store.gather_stored(self._ids[start : start + BLOCK_ROWS]))
+            for first in range(0, len(runs), RUNS_PER_WRITE):
+                file.write(np.concatenate(list(self._read(runs[first : first + RUNS_PER_WRITE]))))
         return ShardedArray(work, [SAMPLE], [len(self)], (dim,), dtype, f"delete {work} and build again")
 
     def blocks(self) -> Iterator[Tensor]:
@@ -108,10 +112,15 @@ class KeySample:
         return torch.cat(list(self.blocks())).numpy()
 
 
-def sample_ids(entries: int, count: int, seed: int) -> np.ndarray:
-    """About evenly drawn, ascending: runs of consecutive entries, or single ones where they are few: (count,)."""
-    rng = np.random.default_rng(seed)
-    if count * ROWS_IN_A_ROW > entries * 8 or count < ROWS_IN_A_ROW**2:
-        return np.sort(rng.choice(entries, count, replace=False))
-    runs = np.sort(rng.choice(entries // ROWS_IN_A_ROW, -(-count // ROWS_IN_A_ROW), replace=False))
-    return (runs[:, None] * ROWS_IN_A_ROW + np.arange(ROWS_IN_A_ROW)).ravel()[:count]
+def sample_runs(entries: int, count: int, seed: int) -> np.ndarray:
+    """``count`` entries, about evenly drawn, as runs of consecutive ones, ascending: (runs, 2), start and stop.
+
+    A run is longer the larger the sample: single keys would be as many disk accesses.
+    """
+    length = int(np.clip(count // RUNS_WANTED, 1, LONGEST_RUN))
+    length = min(length, max(1, entries // count))  # so that there is a choice
+    number = -(-count // length)
+    starts = length * np.sort(np.random.default_rng(seed).choice(entries // length, number, replace=False))
+    stops = starts + length
+    stops[-1] -= number * length - count
+    return np.stack([starts, stops], axis=1)

@@ -107,7 +107,7 @@ class DatastoreMemory(Memory):
 
     def _vocabulary_of_all_visited(self, query: np.ndarray, vocabulary_size: int) -> Tensor:
         """query (1, dim) -> (1, vocabulary)."""
-        values, masses = self.engine.visited_masses(query, self.metric, self.temperature)
+        values, masses = self.engine.visited_masses(query, self.temperature)
         shares = neighbor_log_weights(torch.from_numpy(masses)[None], 1.0)
         return vocabulary_log_probs(shares, torch.from_numpy(values.astype(np.int64))[None], vocabulary_size)
 

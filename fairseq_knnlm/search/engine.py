@@ -17,6 +17,7 @@ class Search(ABC):
     """The one base of all engines. Those that visit whole lists also answer for every visited entry."""
 
     preferred_queries: int  # how many queries at once it likes best
+    metric: str  # l2 or ip
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,10 +36,10 @@ class Search(ABC):
         """query (1, dim) -> distances (1, m) and ids (1, m) of every visited entry, in any order."""
         raise self._without_lists()
 
-    def visited_masses(self, query: np.ndarray, metric: str, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    def visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         """query (1, dim) -> values (m,) and the log of their masses (m,), of every visited entry; values may repeat."""
         distances, ids = self.visited(query)
-        return self.values_of(ids[0]), distances[0] * similarity_scale(metric, temperature)
+        return self.values_of(ids[0]), distances[0] * similarity_scale(self.metric, temperature)
 
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         """The values of the entries with these ids (m,)."""

@@ -112,11 +112,11 @@ class ListSearch(Search):
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         return self.datastore.values_of(ids)
 
-    def visited_masses(self, query: np.ndarray, metric: str, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    def visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         if self._far_field is None:
-            return super().visited_masses(query, metric, temperature)
+            return super().visited_masses(query, temperature)
         lists, distances = self._nearest_lists(query)
-        near, scale = lists[0, : self.nprobe], similarity_scale(metric, temperature)
+        near, scale = lists[0, : self.nprobe], similarity_scale(self.metric, temperature)
         vector, values, masses, totals = self._vectors(query), [], [], []
         for block in self.lists.stream(np.sort(near[(near >= 0) & (self.lists.sizes[near] > 0)])):
             found = self._distances_of_one(vector, block.stored) * scale

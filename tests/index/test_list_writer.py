@@ -11,7 +11,7 @@ from fairseq_knnlm.index import build_index, index_file, list_writer, open_index
 from fairseq_knnlm.index.checking import verify_index
 from fairseq_knnlm.index.drop_keys import drop_keys
 from fairseq_knnlm.index.list_files import open_lists
-from fairseq_knnlm.index.training import sample_ids
+from fairseq_knnlm.index.training import sample_runs
 from fairseq_knnlm.search import ExactSearch
 
 SPECS = {"float16": "IVF16,SQfp16", "float32": "IVF16,Flat", "int8": "IVF16,SQ8"}
@@ -166,8 +166,9 @@ def test_keys_that_must_stay(store):
     assert len(list(store.folder.glob("keys-*"))) == len(store.shards)
 
 
-def test_sampled_entries():
-    for entries, count in ((1000, 300), (10**6, 10**5), (5 * 10**6, 10**6)):
-        ids = sample_ids(entries, count, seed=1)
-        assert len(np.unique(ids)) == count and ids.min() >= 0 and ids.max() < entries
-        assert abs(ids.mean() / entries - 0.5) < 0.05
+@pytest.mark.parametrize(("entries", "count"), [(1000, 1000), (1000, 300), (10**6, 10**5), (5 * 10**6, 10**6)])
+def test_sampled_entries(entries, count):
+    runs = sample_runs(entries, count, seed=1)
+    ids = np.concatenate([np.arange(start, stop) for start, stop in runs])
+    assert len(np.unique(ids)) == len(ids) == count and ids.min() >= 0 and ids.max() < entries
+    assert abs(ids.mean() / entries - 0.5) < 0.05
