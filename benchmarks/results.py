@@ -146,6 +146,9 @@ def report() -> str:
     if (folder / "speed.json").exists():
         _write(sys.executable, "-m", "benchmarks", "--report", folder / "speed.json")
         lines += ["", "Speed beside the published method: [results/speed.md](results/speed.md)."]
+    if (folder / "scale.json").exists():
+        _write(sys.executable, "-m", "benchmarks.full_size", "--report", folder / "scale.json")
+        lines += ["", "103 million keys of 1,024 dimensions: [results/scale.md](results/scale.md)."]
     for page in PAGES:
         if (folder / f"{page}.json").exists():
             if page == "spalm":

@@ -103,10 +103,10 @@ def table(result: dict) -> tuple[list[str], list[list[str]]]:
             for part in ("model", "search", "rescoring")
         ]
         lines.append([
-            name, f"{speed[name]:,.0f}", f"{row['slowest']:,.0f} to {row['fastest']:,.0f}",
+            name, f"{speed[name]:,.0f}", f"{row['slowest']:,.0f} to {row['fastest']:,.0f}" if "slowest" in row else "",
             *(f"{speed[name] / speed[other]:.2f}" for other in (ORIGINAL, STOCK, BARE)), *parts,
-            f"{row['perplexity']:.2f}", f"{row['perplexity_of_all']:.2f}" if row["perplexity_of_all"] else "",
+            f"{row['perplexity']:.2f}", f"{row['perplexity_of_all']:.2f}" if row.get("perplexity_of_all") else "",
             f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
-            f"{row['bytes_per_entry']:,.0f}" if "bytes_per_entry" in row else "",
+            f"{row['bytes_per_entry']:,.0f}" if "bytes_per_entry" in row else "",  # not in pages of older runs
         ])  # fmt: skip
     return header, lines

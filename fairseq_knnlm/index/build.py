@@ -186,9 +186,10 @@ class _Build:
 
     def _build(self, plan: IndexPlan) -> None:
         check_disk_space(self.work, plan.disk_bytes, f"building the index {self.info.name}")
+        memory, disk = human_bytes(plan.memory_bytes), human_bytes(plan.disk_bytes)
         logger.info(
-            f"needs about {human_bytes(plan.bytes)} of memory, {human_bytes(plan.disk_bytes)} of disk while it is "
-            f"built, and {estimate_time(plan, len(self.datastore), self.datastore.dim)}"
+            f"needs about {memory} of memory, {disk} of disk while it is built, and "
+            f"{estimate_time(plan, len(self.datastore), self.datastore.dim)}"
         )
         index = self._resumed()
         if index is None:

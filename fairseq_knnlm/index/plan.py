@@ -13,6 +13,7 @@ from .info import extract_ivf, faiss_metric, last_line
 from .kmeans import ROUNDS, nearest_centroids
 from .list_writer import partition_bytes
 
+BOUNDED_MEMORY = 2 << 30  # of a build that writes its lists one after the other
 PRESETS = ("auto", "paper", "flat")
 POINTS_PER_CENTROID = 50  # FAISS warns below 39; more trains longer for little
 # Around so many entries per inverted list, so that the default nprobe of 32 visits 20,000 at every size.
@@ -34,6 +35,7 @@ class IndexPlan:
     bytes: int  # of the finished index, on disk and in memory
     why: str
     disk_bytes: int = 0  # that building needs at most, with what it keeps to resume from
+    memory_bytes: int = 0  # that building needs about
 
 
 def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -> IndexPlan:
@@ -49,8 +51,15 @@ def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -
     else:
         plan = _plan_factory(spec, entries, dim, metric)
     if plan.factory:
+        by_list = is_written_by_list(plan.factory)
+        plan.memory_bytes = min(plan.bytes, BOUNDED_MEMORY) if by_list else plan.bytes
         plan.disk_bytes = plan.bytes + _bytes_to_resume_from(plan, entries, dim, metric)
     return plan
+
+
+def is_written_by_list(factory: str) -> bool:
+    """Whether we write the lists of such an index, and not FAISS, which adds to others in its own way."""
+    return factory.startswith("IVF") and not factory.endswith("fs") and "Refine" not in factory
 
 
 def _bytes_to_resume_from(plan: IndexPlan, entries: int, dim: int, metric: str) -> int:
@@ -60,8 +69,7 @@ def _bytes_to_resume_from(plan: IndexPlan, entries: int, dim: int, metric: str) 
     half-filled index is written now and then, and is there until the finished one is.
     """
     assert plan.factory is not None
-    by_list = plan.factory.startswith("IVF") and not plan.factory.endswith("fs") and "Refine" not in plan.factory
-    if not by_list:
+    if not is_written_by_list(plan.factory):
         return plan.bytes
     ivf = extract_ivf(faiss.index_factory(dim, plan.factory, faiss_metric(metric)))
     return 4 * entries + (partition_bytes(entries, ivf.code_size) if ivf is not None else 0)

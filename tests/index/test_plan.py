@@ -48,6 +48,12 @@ def test_disk_for_a_second_index(spec):
     assert found.disk_bytes == 2 * found.bytes
 
 
+def test_memory_is_bounded_where_lists_are_written_one_after_the_other():
+    large = plan_index("auto", 103_000_000, 1024, "float16", "l2")
+    assert large.bytes > 200e9 and large.memory_bytes == 2 << 30
+    assert plan_index("IVF4096,PQ32x4fs", 103_000_000, 1024, "float16", "l2").memory_bytes > 2 << 30
+
+
 def test_disk_for_the_partition_file():
     """Besides the index: the list of every key, and its code, id, list and value."""
     found = plan_index("IVF16,SQfp16", 100_000, DIM, "float16", "l2")
