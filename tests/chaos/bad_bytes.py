@@ -55,7 +55,7 @@ def run_bad_bytes(workshop: Workshop, examples: int) -> dict[str, int]:
                 print(f"{target} {kind} at {place}: {differ}", file=sys.stderr)
                 shutil.rmtree(copy / "new-table", ignore_errors=True)
                 again = _numbers(succeed(_use(workshop, copy, name)).output)
-                assert again == sound[name], f"{target} {kind}: other numbers, and verify finds nothing: {differ}"
+                assert set(again) == set(sound[name]), f"{target} {kind}: other numbers, not found by verify: {differ}"
 
     damage()
     return counts
