@@ -6,7 +6,6 @@
     run_ends.npy      (runs,) int32         where each run ends, counted from the beginning of its list
     list_means.npy    (lists, dim) float32  the mean of each list's keys, where the lists hold the keys themselves
     list_spreads.npy  (lists,) float32      the mean squared distance of a list's keys from their mean
-    variances.npy     (dim,) float32        the same per dimension, over all lists
 """
 
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from ..storage.arrays import check_array_file
 from .info import INDEX_FILE, IndexInfo, index_folder, remedy_for
 
 RUN_STARTS, RUN_VALUES, RUN_ENDS = "run_starts.npy", "run_values.npy", "run_ends.npy"
-LIST_MEANS, LIST_SPREADS, VARIANCES = "list_means.npy", "list_spreads.npy", "variances.npy"
-ALL_FILES = (LIST_STARTS, RUN_STARTS, RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS, VARIANCES)
+LIST_MEANS, LIST_SPREADS = "list_means.npy", "list_spreads.npy"
+ALL_FILES = (LIST_STARTS, RUN_STARTS, RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS)
 
 
 @dataclass
@@ -68,10 +67,6 @@ class SortedLists:
     @cached_property
     def spreads(self) -> np.ndarray:
         return self._load(LIST_SPREADS, (self.info.lists,), "float32")
-
-    @cached_property
-    def variances(self) -> np.ndarray:
-        return self._load(VARIANCES, (self.info.dim,), "float32")
 
 
 def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:

@@ -24,7 +24,7 @@ from ..progress import progress
 from ..storage import OutputFile, read_json, system, write_array, write_json
 from ..storage.faults import read_failure, write_failure
 from .info import stores_exact_keys
-from .list_files import LIST_MEANS, LIST_SPREADS, RUN_ENDS, RUN_STARTS, RUN_VALUES, VARIANCES
+from .list_files import LIST_MEANS, LIST_SPREADS, RUN_ENDS, RUN_STARTS, RUN_VALUES
 
 BUCKET_BYTES = 1 << 28
 BUFFER_BYTES = 1 << 26  # of rows that wait to be written to their buckets
@@ -36,9 +36,8 @@ PARTITION, PARTITIONED = "partition.tmp", "partitioned.json"
 
 def encoder(ivf: faiss.IndexIVF, datastore: Datastore) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A function (stored keys (n, dim), their lists (n,)) -> codes (n, code bytes)."""
-    if stores_exact_keys(ivf, datastore) and ivf.code_size == datastore.dim * np.dtype(
-        datastore.manifest.key_dtype
-    ).itemsize:
+    key_bytes = datastore.dim * np.dtype(datastore.manifest.key_dtype).itemsize
+    if stores_exact_keys(ivf, datastore) and ivf.code_size == key_bytes:
         return lambda stored, lists: to_codes(stored)
     return lambda stored, lists: encode(ivf, datastore.codec.decode(stored), lists)
 
@@ -222,8 +221,6 @@ class _Summary:
         self._runs = np.zeros(lists, np.int64)
         self._means = np.zeros((lists, datastore.dim), np.float32)
         self._spreads = np.zeros(lists, np.float32)
-        self._squares = np.zeros(datastore.dim)
-        self._entries = 0
 
     def add(self, first_list: int, rows: np.ndarray, starts: np.ndarray) -> None:
         """rows: the entries of consecutive lists, starts: the first row of each of these lists, and the end."""
@@ -251,8 +248,6 @@ class _Summary:
                 np.square(keys, out=keys)
                 self._means[first_list + numbers] = means
                 self._spreads[first_list + numbers] = np.add.reduceat(keys.sum(axis=1), edges) / counts
-                self._squares += keys.sum(axis=0, dtype=np.float64)
-                self._entries += len(keys)
             low = high
 
     def _keys(self, codes: np.ndarray) -> np.ndarray:
@@ -269,4 +264,3 @@ class _Summary:
         if self._exact:
             write_array(folder / LIST_MEANS, self._means)
             write_array(folder / LIST_SPREADS, self._spreads)
-            write_array(folder / VARIANCES, (self._squares / max(1, self._entries)).astype(np.float32))

@@ -39,4 +39,7 @@ def choose_device(wanted: str, model: torch.device, info: IndexInfo | None) -> t
             f"--knn-device {wanted} is not there: this machine has {count or 'no'} GPU{'s' if count > 1 else ''} that "
             "torch can use; use --knn-device cpu"
         )
+    if device.type == "cuda" and (info is None or info.factory is None):
+        logger.info("exact search reads every key and runs on the CPU, whatever --knn-device says")
+        return torch.device("cpu")
     return device

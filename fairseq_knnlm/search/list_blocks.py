@@ -19,6 +19,7 @@ from .target_mass import runs
 
 CHUNK_BYTES = 1 << 23  # of lists that are read at once
 CHUNKS_AHEAD = 4
+DTYPE_OF_BYTES = {1: np.uint8, 2: np.float16, 4: np.float32}  # of codes that are keys, by bytes per dimension
 MOST_GAP_BYTES = 1 << 17  # between two wanted lists, which is read with them: shorter than another disk access
 
 
@@ -76,8 +77,7 @@ class FileLists:
     def __init__(self, lists: SortedLists, datastore: Datastore, holds_keys: bool):
         self._lists, self._datastore, self._holds_keys = lists, datastore, holds_keys
         self.sizes = np.diff(lists.file.starts)
-        width = lists.info.code_bytes // datastore.dim
-        self._dtype = {1: np.uint8, 2: np.float16, 4: np.float32}.get(width, np.uint8)
+        self._dtype = DTYPE_OF_BYTES.get(lists.info.code_bytes // datastore.dim, np.uint8)
 
     def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
         file = self._lists.file
@@ -119,7 +119,7 @@ class FaissLists:
         """A function (list, ids (m,) in the order of values, their places in the list (m,)) -> keys (m, dim)."""
         if self._ivf.d != self._datastore.dim or not stores_exact_keys(self._ivf, self._datastore):
             return lambda number, ids, order: as_floats(self._datastore, ids)
-        dtype = {1: np.uint8, 2: np.float16, 4: np.float32}[self._ivf.code_size // self._ivf.d]
+        dtype = DTYPE_OF_BYTES[self._ivf.code_size // self._ivf.d]
 
         def read(number: int, ids: np.ndarray, order: np.ndarray) -> np.ndarray:
             size = self._ivf.get_list_size(number)

@@ -127,6 +127,7 @@ def test_a_device_that_is_asked_for(monkeypatch):
         devices.choose_device("cuda", cpu, info(1))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.choose_device("cuda:1", cpu, info(1)) == torch.device("cuda:1")
+    assert devices.choose_device("cuda:1", cpu, None) == cpu  # exact search has no other device
     with pytest.raises(KnnlmError, match="cuda:2 is not there: this machine has 2 GPUs"):
         devices.choose_device("cuda:2", cpu, info(1))
     for wrong in ("gpu", "mps", "cuda:x"):
