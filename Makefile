@@ -7,20 +7,22 @@ PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-slow test-all chaos lint bench results browser-test screenshots clean
+.PHONY: help install demo cluster-demo test test-slow test-all chaos lint bench results docs browser-test screenshots clean
 
 help:
 	@echo "make demo    a small kNN-LM from text to nearest neighbours; resumes when run again"
+	@echo "make cluster-demo   the demo's datastore spread over three Ray nodes of this machine, one of them killed"
 	@echo "make test    linter, type checker and tests"
-	@echo "make test-slow   the recipes at small size, all of the chaos, and the page in a browser if there is one"
+	@echo "make test-slow   the docs, the recipes at small size, all of the chaos, and the page in a browser if there is one"
 	@echo "make test-all    make test and make test-slow"
 	@echo "make chaos   kills, faults, damage and bad input, in all; writes docs/reliability.md"
 	@echo "make lint    linter and type checker only"
 	@echo "make bench   speed beside the published method and stock fairseq (BENCH='--data ... --path ... --work ...')"
 	@echo "make install  only installs"
 	@echo "make results  docs/results.md, its pages and plots from the saved JSON"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make browser-test   the inspector's page in a real browser (Debian: chromium, chromium-driver)"
-	@echo "make screenshots    docs/inspector-*.png from the demo's model"
+	@echo "make screenshots    docs/inspector-*.png from the demo's model, docs/site-*.png from the docs"
 	@echo "make clean   remove demo/ and caches; keeps $(VENV)"
 	@echo
 	@echo "All but clean install everything into $(VENV) if that is missing or older than setup.py or"
@@ -31,10 +33,14 @@ install: $(VENV)/ready
 demo: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/run.sh
 
+cluster-demo: demo
+	$(BIN)/python examples/cluster/demo.py --demo demo
+
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/ready
+	$(MAKE) docs
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python tests/chaos
 	@if test -x /usr/bin/chromedriver; then $(MAKE) browser-test; \
@@ -57,6 +63,18 @@ bench: $(VENV)/ready
 results: $(VENV)/ready
 	$(BIN)/python -m benchmarks.results --report
 
+$(VENV)/docs-ready: $(VENV)/ready
+	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# The variable keeps the theme from advertising its successor.
+docs: $(VENV)/docs-ready
+	$(BIN)/python tools/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py build/site
+	@echo "the site is in build/site; open build/site/index.html, or serve it (then the search works, too):"
+	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
 $(VENV)/browser-ready: $(VENV)/ready
 	@test -x /usr/bin/chromedriver || { echo "install chromium and chromium-driver first (Debian's packages)"; exit 1; }
 	$(PIP_INSTALL) --quiet selenium
@@ -68,8 +86,10 @@ browser-test: $(VENV)/browser-ready
 
 screenshots: demo $(VENV)/browser-ready
 	$(BIN)/knnlm inspect --path demo/checkpoints/checkpoint_best.pt --data demo/bin --datastore demo/datastore \
-		--knn-lambda 0.25 --knn-temperature 10 --split test --from 2000 --tokens 400 -o demo/inspect.html
-	$(BIN)/python tests/browser.py --screenshots demo/inspect.html docs
+		$$(grep -m 1 '^--knn-' demo/logs/tune-knn.log) --knn-k all --split test --from 0 --tokens 400 \
+		-o demo/inspect.html
+	$(MAKE) docs
+	$(BIN)/python tests/browser.py --screenshots demo/inspect.html build/site docs
 
 clean:
 	rm -rf demo build dist *.egg-info .pytest_cache .ruff_cache
@@ -84,5 +104,5 @@ $(VENV)/ready: setup.py constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==2.13.0 numpy cython setuptools wheel
 	$(PIP_INSTALL) --no-build-isolation fairseq-fixed
-	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,plots,dev]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[cpu,plots,dev,ray,hf]'
 	@touch $@

@@ -31,7 +31,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["fairseq_knnlm*"]),
-    package_data={"fairseq_knnlm": ["py.typed"], "fairseq_knnlm.inspector": ["page.html", "page.css", "page.js"]},
+    package_data={"fairseq_knnlm": ["py.typed"], "fairseq_knnlm.inspector": ["*.html", "*.css", "*.js"]},
     python_requires=">=3.11",
     install_requires=[
         "fairseq-fixed>=0.12.3",
@@ -44,6 +44,9 @@ setup(
         "cpu": ["faiss-cpu>=1.12"],
         "gpu": ["faiss-gpu-cu12>=1.12"],
         "plots": ["matplotlib"],
+        "ray": ["ray>=2.40"],
+        "hf": ["safetensors", "tokenizers", "transformers>=5"],
+        "docs": ["mkdocs", "mkdocs-material"],
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff"],
     },
     entry_points={"console_scripts": ["knnlm = fairseq_knnlm.cli:main"]},

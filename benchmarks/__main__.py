@@ -4,8 +4,9 @@
     python -m benchmarks --data DATA-BIN --path CHECKPOINT --work DIR [--datastore DIR] [PART ...]
 
 Parts: scoring (whole scoring, by command), profile (of a search), search (recall, one query, growth with the number of
-entries), build (both indexes), dump. What takes long to make (datastore, indexes) is kept in the work folder and not
-made again; everything else is measured again. Run it on a machine that does nothing else, and compare rows of one run.
+entries), growth (a whole split, compact keys), build (both indexes), dump. What takes long to make (datastore, indexes)
+is kept in the work folder and not made again; everything else is measured again. Run it on a machine that does nothing
+else, and compare rows of one run.
 """
 
 import argparse
@@ -20,19 +21,21 @@ import torch
 from fairseq_knnlm.report.tables import table
 from fairseq_knnlm.storage import write_json
 
-from . import build, dump, profile, scoring, search
+from . import build, dump, growth, profile, scoring, search
 from .setting import Setting, make_setting
 
-PARTS = ("scoring", "profile", "search", "build", "dump")
+PARTS = ("scoring", "profile", "search", "growth", "build", "dump")
 TITLES = {
     "scoring": "Scoring, the median of some rounds in turns: times are for one token; perplexity is that of the first "
     "{part:,} tokens and tuned on them, and that of all of valid with the same flags",
     "profile": "Where the time of a search with k = all goes, over all of valid",
     "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
+    "growth": "Growth: every visited entry and the far field, compact keys, all queries of valid at once, the median "
+    "of some rounds",
     "build": "Building an index",
     "dump": "Dumping keys, in turns with the bare forward pass",
 }
-MODULES = {"scoring": scoring, "profile": profile, "search": search, "build": build, "dump": dump}
+MODULES = {"scoring": scoring, "profile": profile, "search": search, "growth": growth, "build": build, "dump": dump}
 
 
 def parse() -> argparse.Namespace:
@@ -73,10 +76,12 @@ def measure(args: argparse.Namespace) -> dict:
         **{name: version(name) for name in ("torch", "faiss-cpu", "fairseq-fixed", "numpy")},
         "part": args.tokens,
     }
+    sizes = [int(float(size)) for size in args.sizes.split(",") if size]
     measures = {
         "scoring": lambda: scoring.measure(setting, args.rounds),
         "profile": lambda: profile.measure(setting),
-        "search": lambda: search.measure(setting, [int(float(size)) for size in args.sizes.split(",") if size]),
+        "search": lambda: search.measure(setting, sizes),
+        "growth": lambda: growth.measure(setting, sizes),
         "build": lambda: build.measure(setting),
         "dump": lambda: dump.measure(setting.data, setting.path, "train", 6),
     }

@@ -5,7 +5,8 @@
 No text of that size is at hand, so the keys are made from real ones: those of a datastore (of --datastore), as often as
 needed, with noise at the scale of neighbour distances, mapped to 1,024 dimensions by a fixed orthonormal matrix. They
 go through the writer that a dump uses. Queries are those of another datastore (a dump of the split that is scored),
-mapped likewise. Parts: dump, build, score, check; what is done is not done again.
+mapped likewise. Parts: dump, build, score, disk (the same search when nothing of the index is in memory, beside reading
+it from end to end), check; what is done is not done again.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
 from fairseq_knnlm.datastore.key_codec import SAMPLE_ROWS, KeyForm, learn_codec
-from fairseq_knnlm.index import build_index
+from fairseq_knnlm.index import build_index, index_file
 from fairseq_knnlm.memory.engines import make_engine
 from fairseq_knnlm.progress import progress
 from fairseq_knnlm.report.tables import table
@@ -34,7 +35,9 @@ SOURCE_DIM = 1024
 SHARD_ROWS = 1 << 18
 ROWS = 1 << 14
 POOL = 1 << 14  # rows of noise, which are used in different orders and with different signs
-PARTS = ("dump", "build", "score", "check")
+PARTS = ("dump", "build", "score", "disk", "check")
+FEW = 50  # one query in so many, of those that are searched for when the disk is what counts
+READ_BYTES = 1 << 23
 
 
 class MadeUpKeys:
@@ -142,6 +145,45 @@ def score(source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: i
     }  # fmt: skip
 
 
+def disk(source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: int, temperature: float) -> dict:
+    """Search when nothing of the index is in memory: for all queries, and for few, when reading is what takes time."""
+    store, queries, targets = load_queries(source, asked, folder)
+    info = build_index(store, "auto", "l2")
+    path = index_file(store, info.name)
+    forget(path)
+    started = time.perf_counter()
+    with open(path, "rb", buffering=0) as file:
+        while file.read(READ_BYTES):
+            pass
+    bandwidth = info.bytes / (time.perf_counter() - started)
+    result = {"bytes": info.bytes, "sequential_bytes_per_second": bandwidth}
+    for name, step in (("all", 1), ("few", FEW)):
+        engine = make_engine(store, info, None, "l2", "index", "exact", nprobe, far)
+        forget(path)
+        before, started = read_bytes(), time.perf_counter()
+        engine.target_mass(queries[::step], targets[::step], [temperature])
+        seconds = time.perf_counter() - started
+        result[name] = {
+            "queries": len(queries[::step]), "seconds": seconds, "bytes_read": read_bytes() - before,
+            "share_of_bandwidth": (read_bytes() - before) / seconds / bandwidth,
+            "times_a_pass_of_the_disk": seconds / (info.bytes / bandwidth),
+        }  # fmt: skip
+    return result
+
+
+def forget(path: Path) -> None:
+    """Let the system drop what it keeps of a file in memory."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_bytes() -> int:
+    """What this process has read from disks so far."""
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
 def check(
     source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: int, temperature: float, count: int
 ) -> dict:
@@ -186,6 +228,8 @@ def page(results: dict) -> str:
         f"{score['seconds_of_search']:,.0f} s without opening the index: {score['queries_per_second']:,.0f} a second.",
         f"The projection keeps {results['dump']['variance_kept']:.1%} of the variance.",
     ]
+    if "disk" in results:
+        facts += _disk_facts(results["disk"])
     checks = [[name, f"{value:.4g}"] for name, value in checked.items() if name not in ("seconds", "peak_memory")]
     return "\n\n".join([
         "# The paper's size on an ordinary machine",
@@ -195,6 +239,16 @@ def page(results: dict) -> str:
         "Beside exact search over all entries:",
         table(["", "value"], checks, markdown=True, left=("",)),
     ]) + "\n"  # fmt: skip
+
+
+def _disk_facts(disk: dict) -> list[str]:
+    sentences = [
+        f"With nothing of the index in memory: {row['queries']:,} queries take {row['seconds']:,.0f} s and read "
+        f"{row['bytes_read'] / 1e9:.1f} GB, at {row['share_of_bandwidth']:.0%} of the disk's speed; that is "
+        f"{row['times_a_pass_of_the_disk']:.2f} times as long as reading the file once."
+        for row in (disk["all"], disk["few"])
+    ]
+    return [f"The disk reads {disk['sequential_bytes_per_second'] / 1e6:,.0f} MB a second in order.", *sentences]
 
 
 def main() -> None:
@@ -225,6 +279,7 @@ def main() -> None:
         "dump": lambda: dump(source, folder, args.entries, args.key_dim),
         "build": lambda: build(folder),
         "score": lambda: score(source, asked, folder, *setting),
+        "disk": lambda: disk(source, asked, folder, *setting),
         "check": lambda: check(source, asked, folder, *setting, args.checked),
     }
     output = args.work / "full_size.json"

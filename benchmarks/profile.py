@@ -10,8 +10,7 @@ import torch
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index_if_missing, index_file
 from fairseq_knnlm.memory.engines import make_engine
-from fairseq_knnlm.search import ListSearch
-from fairseq_knnlm.search import inverted_lists as ivf
+from fairseq_knnlm.search import ListSearch, list_visitor
 from fairseq_knnlm.search.target_mass import TargetMass
 
 from .command import warm
@@ -21,7 +20,7 @@ from .setting import Setting
 # what it is called in the table: where it is looked up when called, and its name there
 STEPS = {
     "finding the clusters to visit": (ListSearch, "_nearest_lists"),
-    "distances: gathering queries, matrix product": (ivf, "block_distances"),
+    "distances: gathering queries, matrix product": (list_visitor, "block_distances"),
     "sums: largest, exp, total, target": (TargetMass, "add"),
 }
 REST = "reading entries, sorting visits, waiting"

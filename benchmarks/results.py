@@ -23,7 +23,10 @@ from .command import REPOSITORY, eval_lm_command, parse_numbers, run
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
-PAGES = ("memories", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "spalm")
+PAGES = (
+    "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "places",
+    "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face",
+)  # fmt: skip
 
 
 class Runner:
@@ -83,7 +86,7 @@ def measure(runner: Runner) -> None:
     valid = ["--gen-subset", "valid"]
     runner.eval_lm("stock", *valid, stock=True)
     runner.eval_lm("base", *valid)
-    knn = [*valid, "--knn-datastore", store, "--knn-index"]
+    knn = [*valid, "--knn-datastore", store, "--knn-preset", "paper", "--knn-index"]
     saves = Path(runner.args.work) / "saves"
     for index in runner.args.indexes:
         runner.eval_lm(f"{index} k=1024 default", *knn, index, "--knn-save", saves / index)
@@ -149,10 +152,13 @@ def report() -> str:
     if (folder / "scale.json").exists():
         _write(sys.executable, "-m", "benchmarks.full_size", "--report", folder / "scale.json")
         lines += ["", "103 million keys of 1,024 dimensions: [results/scale.md](results/scale.md)."]
+    if (folder / "cluster.json").exists():
+        _write(sys.executable, "-m", "benchmarks.cluster", "--report", folder / "cluster.json")
+        lines += ["", "Spread over a Ray cluster: [results/cluster.md](results/cluster.md)."]
     for page in PAGES:
         if (folder / f"{page}.json").exists():
-            if page == "spalm":
-                _write(sys.executable, EXAMPLES / "spalm/page.py", "--report", folder)
+            if page in ("spalm", "hugging_face"):
+                _write(sys.executable, EXAMPLES / page / "page.py", "--report", folder)
             else:
                 _write(sys.executable, EXAMPLES / f"papers/{page}.py", "--report", "--out", folder)
             text = (folder / f"{page}.md").read_text().strip()

@@ -116,34 +116,52 @@ show() {
     printf '%s\n' "$line"
 }
 
-# fairseq logs as "time | INFO | name | message" or as "INFO:name:message", depending on the command.
+# fairseq logs as "time | INFO | name | message" or as "INFO:name:message", depending on the command; our own lines have
+# the time of day before them. Of training, every 100 updates are a line, of dumping and searching every half minute.
 lines_that_matter='
     s/^.*\r//
     s/^[-0-9:, ]+\| INFO \| [A-Za-z0-9_.]+ \| //
     s/^INFO:[A-Za-z0-9_.]+://
+    s/^[0-9]{2}:[0-9]{2}:[0-9]{2} //
     /^(train|valid|test): /p
     s/^\[None\] (.* replaced .*)$/\1/p
     s/^(epoch [0-9]+ \| valid .*loss [0-9.]+ \| ppl [0-9.]+).*$/\1/p
+    s/^(epoch [0-9]+): +([0-9]+) \/ ([0-9]+) loss=([0-9.]+),.*num_updates=([0-9]+),.*$/training: \1, \2 of \3, update \5, loss \4/p
+    /^(temperature|lambda|k|cache lambda) .*(tuned on|distances between)|^(hint|warning): /p
     /^ +tokens +LM|^ *valid, |^ *test, |^--knn-/p
+    /^[a-z][a-z ,0-9]*: [0-9,]+ of [0-9,]+.*( left| so far)$/p
     /^(dumping |saving |.* is complete|index |Evaluated |Loss \(base 2\): [0-9]|kNN-LM: )/p'
 
+# duration SECONDS: as a person says it
+duration() {
+    if (($1 < 100)); then
+        echo "$1 s"
+    else
+        echo "$((($1 + 30) / 60)) min"
+    fi
+}
+
 # step NAME COMMAND...: show a command and run it, unless it has succeeded before. The whole output goes to a log, the
-# lines that matter to the screen.
+# lines that matter to the screen, and at the end how long it took. A script that sets `steps` is told which one it is.
+step_number=0
 step() {
-    local name=$1 log=$logs/$1.log
+    local name=$1 log=$logs/$1.log started=$SECONDS title
     shift
+    step_number=$((step_number + 1))
+    title="[$name]${steps:+ step $step_number of $steps:}"
     if [ -e "$logs/$name.done" ]; then
-        printf '[%s] done before, see %s\n' "$name" "$log"
+        printf '%s done before, see %s\n' "$title" "$log"
         return
     fi
-    printf '\n[%s] all of its output: %s\n' "$name" "$log"
+    printf '\n%s all of its output: %s\n' "$title" "$log"
     show "$@"
-    if ! "$@" 2>&1 | tee "$log" | sed -n -E "$lines_that_matter"; then
+    if ! "$@" 2>&1 | tee "$log" | sed -u -n -E "$lines_that_matter"; then
         printf '\n[%s] failed; the end of %s says why:\n\n' "$name" "$log" >&2
         tail -n 3 "$log" | cut -c 1-300 >&2
         exit 1
     fi
     touch "$logs/$name.done"
+    printf '[%s] took %s\n' "$name" "$(duration $((SECONDS - started)))"
 }
 
 # perplexity STEP: what fairseq-eval-lm reported at the end of its log

@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import logging
 import typing
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -33,14 +32,10 @@ CLASSES_OF_OLD_CHECKPOINTS: list[Callable[..., Any] | tuple[Callable[..., Any], 
     list,
     int,
 ]
-# They log their set-up when they are imported, which tells a user nothing.
-CHATTY = ("faiss", "fairseq.tasks.text_to_speech")
 
 
 def set_up_fairseq() -> None:
     """Let old checkpoints load, give fairseq what newer libraries no longer have, and check for FAISS."""
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.WARNING)
     check_faiss_is_installed()
     torch.serialization.add_safe_globals(CLASSES_OF_OLD_CHECKPOINTS)
     if not hasattr(np, "compat"):

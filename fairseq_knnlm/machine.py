@@ -5,12 +5,15 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import KnnlmError
+
 if TYPE_CHECKING:
     import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+OWN_STATUS = Path("/proc/self/status")
 
 
 def available_memory() -> int:
@@ -31,6 +34,42 @@ def gpu_memory(device: "torch.device") -> int:
 
     free, _ = torch.cuda.mem_get_info(device)
     return free
+
+
+def parse_device(word: str, flag: str = "--knn-device") -> "torch.device":
+    """The CPU or a GPU by its name in torch, if it is there."""
+    import torch
+
+    remedy = f"{flag} takes auto, cpu, cuda or cuda:N, or several GPUs as in cuda:0,cuda:1"
+    try:
+        device = torch.device(word.strip())
+    except RuntimeError as error:
+        raise KnnlmError(f"{remedy}, not '{word}'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise KnnlmError(f"{remedy}, not '{word}'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise KnnlmError(
+            f"{flag} {word} is not there: this machine has {count or 'no'} GPU{'s' if count > 1 else ''} that torch "
+            f"can use; use {flag} cpu"
+        )
+    return device
+
+
+def building_device(wanted: str, model: "torch.device | None" = None, flag: str = "--knn-device") -> "torch.device":
+    """Where an index is built: the first of the devices that are asked for; auto: where the model is, or the CPU."""
+    if wanted == "auto":
+        return model if model is not None else parse_device("cpu")
+    return parse_device(wanted.split(",")[0], flag)
+
+
+def peak_memory() -> int:
+    """The most memory that this process has used, in bytes; pages of files that it mapped count, too."""
+    try:
+        with open(OWN_STATUS) as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # another system than Linux; it may count what our parent used
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _system_memory() -> int:

@@ -28,6 +28,8 @@ def for_each(
     Torch would split every operation over all threads, and a block is some twenty operations of a millisecond or less:
     waiting for each other would take longer than the work.
     """
+    if isinstance(jobs, list) and len(jobs) == 1 and name is None:  # torch's own threads are the only ones of use
+        return [function(*jobs[0])]
     count = len(jobs) if isinstance(jobs, list) else total or 0
     results: list[Any] = []
     with _one_thread_per_operation as threads, progress(name, count) if name else nullcontext() as bar:

@@ -28,6 +28,13 @@ EVAL_FLAGS = [
     "--cpu", "--tokens-per-sample", "64", "--context-window", "32", "--max-tokens", "1024", "--no-progress-bar",
     "--num-workers", "0",
 ]  # fmt: skip
+TRAINING = [
+    "--task", "language_modeling", "--arch", "transformer_lm", "--cpu", "--decoder-layers", "2",
+    "--decoder-embed-dim", "64", "--decoder-input-dim", "64", "--decoder-output-dim", "64",
+    "--decoder-ffn-embed-dim", "128", "--decoder-attention-heads", "2", "--tokens-per-sample", "64",
+    "--max-tokens", "1024", "--optimizer", "adam", "--lr", "0.005", "--dropout", "0.1", "--no-epoch-checkpoints",
+    "--disable-validation", "--no-progress-bar", "--num-workers", "0",
+]  # fmt: skip
 SPALM_TRAINING = [
     "--user-dir", REPO / "fairseq_knnlm", "--task", "spalm", "--cpu", "--tokens-per-sample", "32", "--batch-size", "8",
     "--memory-size", "32", "--criterion", "adaptive_loss", "--adaptive-cutoff", "50,120", "--ddp-backend",

@@ -3,6 +3,7 @@
 import fcntl
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -17,20 +18,22 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # everything is tiny; threads would wait for each other
 
 import torch
-from commands import SPALM_SCORING, SPALM_TRAINING, XL, eval_lm_here, make_table, preprocess_here, train_here
+from commands import (
+    SPALM_SCORING,
+    SPALM_TRAINING,
+    TRAINING,
+    XL,
+    eval_lm_here,
+    make_table,
+    preprocess_here,
+    train_here,
+)
 from stores import DIM, make_store
 from tiny import ADAPTIVE, write_lines
 
 from fairseq_knnlm.datastore import Datastore
 
 MakeOnce = Callable[[str, Callable[[Path], object]], Path]
-TRAINING = [
-    "--task", "language_modeling", "--arch", "transformer_lm", "--cpu", "--decoder-layers", "2",
-    "--decoder-embed-dim", DIM, "--decoder-input-dim", DIM, "--decoder-output-dim", DIM,
-    "--decoder-ffn-embed-dim", "128", "--decoder-attention-heads", "2", "--tokens-per-sample", "64",
-    "--max-tokens", "1024", "--optimizer", "adam", "--lr", "0.005", "--dropout", "0.1", "--no-epoch-checkpoints",
-    "--disable-validation", "--no-progress-bar", "--num-workers", "0",
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +163,34 @@ def tokens(corpus) -> dict[str, int]:
     """Number of tokens of each split."""
     texts = {split: (corpus.parent / f"{split}.txt").read_text() for split in ("train", "valid")}
     return {split: sum(len(line.split()) + 1 for line in text.splitlines()) for split, text in texts.items()}
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def hugging_face(made_once) -> Callable[..., SimpleNamespace]:
+    """hugging_face(kind): a tiny random model of this kind, its data and the checkpoint that points to it."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed; the extra hf brings it")
+    from commands import knnlm
+    from hugging_face import make_model, text_lines
+
+    def make(kind: str = "llama") -> SimpleNamespace:
+        def fill(folder: Path) -> None:
+            make_model(folder / "model", kind)
+            texts = {}
+            for seed, (split, lines) in enumerate([("train", 150), ("valid", 40)]):
+                texts[split] = folder / f"{split}.txt"
+                texts[split].write_text("\n".join(text_lines(lines, seed)) + "\n")
+            flags = ["--trainpref", texts["train"], "--validpref", texts["valid"], "--destdir", folder / "bin"]
+            assert knnlm("hf", "prepare", folder / "model", *flags) == 0
+
+        folder = made_once(f"hugging-face-{kind}", fill)
+        data = folder / "bin"
+        return SimpleNamespace(folder=folder / "model", data=data, path=data / "checkpoint.pt")
+
+    return make
 
 
 # --- scoring --------------------------------------------------------------------------------------------------------

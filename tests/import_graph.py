@@ -11,12 +11,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "fairseq_knnlm"
 
 # Data walks down this list; a room imports from rooms above it only. Modules without a folder are rooms of their own.
 ROOMS = [
-    "errors", "machine", "progress", "parallel", "storage", "report",
-    "keys", "datastore", "data", "index", "original", "search", "memory", "mixture", "saved_runs",
-    "fairseq_setup", "models", "tasks", "spalm", "api", "inspector", "cli",
+    "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report",
+    "keys", "datastore", "data", "index", "original", "search", "cluster", "heads", "memory", "mixture", "saved_runs",
+    "fairseq_setup", "models", "criterions", "tasks", "spalm", "api", "inspector", "cli",
 ]  # fmt: skip
 WITHOUT_FAIRSEQ = (
-    "errors", "machine", "progress", "parallel", "storage", "report", "datastore", "index", "original", "search",
+    "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report", "datastore", "index",
+    "original", "search", "cluster", "heads",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def test_scores_are_those_of_the_command(tiny, tmp_path, capsys):
     lines = make_lines(2, 9)
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
     command = ["score", "--path", tiny / "model.pt", "--data", tiny / "data", "--knn-datastore", tiny / "store"]
-    flags = ["--knn-lambda", "0.4", "--knn-temperature", "5", "--json"]
+    flags = ["--knn-lambda", "0.4", "--knn-temperature", "5", "--knn-k", "1024", "--json"]
     assert cli.main([*map(str, command), *flags, str(tmp_path / "text.txt")]) == 0
     total = json.loads(capsys.readouterr().out.splitlines()[-1])["total"]
     scores = load(tiny, lambda_=0.4, temperature=5.0, k=1024).score("\n".join(lines))

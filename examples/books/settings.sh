@@ -49,8 +49,9 @@ memorise_and_score() {
     eval_lm "$name-base-test" test "$data" "$checkpoint"
     eval_lm "$name-dump" train "$data" "$checkpoint" --knn-dump "$WORK/datastore-$name" --knn-index auto
     eval_lm "$name-save" valid "$data" "$checkpoint" --knn-datastore "$WORK/datastore-$name" \
-        --knn-save "$WORK/saves/$name"
+        --knn-preset paper --knn-index auto --knn-save "$WORK/saves/$name"
     step "$name-tune" knnlm tune "$WORK/saves/$name"
     # shellcheck disable=SC2046  # flags without blanks inside
-    eval_lm "$name-test" test "$data" "$checkpoint" --knn-datastore "$WORK/datastore-$name" $(tuned "$name-tune")
+    eval_lm "$name-test" test "$data" "$checkpoint" --knn-datastore "$WORK/datastore-$name" --knn-preset paper \
+        --knn-index auto $(tuned "$name-tune")
 }

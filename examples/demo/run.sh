@@ -8,6 +8,7 @@ logs=demo/logs
 # shellcheck source=examples/lib.sh
 source examples/lib.sh
 echo "Some minutes on 2 cores, most of it training. The full output of each step is in demo/logs."
+steps=$(grep -c '^ *step ' "${BASH_SOURCE[0]}")
 common=(--seed 1 "${device[@]}")
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -30,7 +31,7 @@ step train fairseq-train demo/bin --save-dir demo/checkpoints --task language_mo
     --sample-break-mode none --tokens-per-sample 256 --max-tokens 1024 \
     --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
     --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 1000 --max-update 1000 \
-    --no-epoch-checkpoints "${common[@]}"
+    --no-epoch-checkpoints --log-interval 50 "${common[@]}"
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
@@ -43,22 +44,27 @@ step dump fairseq-eval-lm demo/bin --gen-subset train "${model[@]}" "${knn[@]}" 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
 
-# The valid split is scored once and kept; lambda, temperature and the cache are then tuned on it in seconds.
-step save fairseq-eval-lm demo/bin --gen-subset valid "${model[@]}" "${knn[@]}" \
-    --knn-datastore demo/datastore --knn-cache-size 1000 --knn-save demo/valid
-step tune-knn knnlm tune demo/valid --without cache
-step tune-cache knnlm tune demo/valid --without knn0
-step tune-both knnlm tune demo/valid
-
 score=(fairseq-eval-lm demo/bin --gen-subset test "${model[@]}")
 datastore=(--knn-datastore demo/datastore)
+step score-base "${score[@]}" --output-word-probs
+# Nothing is tuned yet: the temperature is at the scale of the datastore's own distances.
+step score-first "${score[@]}" "${knn[@]}" "${datastore[@]}"
+
+# The valid split is scored once and kept; lambda, temperature and the cache are then tuned on it in seconds. What is
+# kept in the datastore (--keep) is what every later command uses that is given no such flags.
+step save fairseq-eval-lm demo/bin --gen-subset valid "${model[@]}" "${knn[@]}" \
+    --knn-datastore demo/datastore --knn-cache-size 1000 --knn-save demo/valid
+step tune-knn knnlm tune demo/valid --without cache --keep
+step tune-cache knnlm tune demo/valid --without knn0
+step tune-both knnlm tune demo/valid --keep
+
 # shellcheck disable=SC2046  # flags without blanks inside
 {
-    step score-base "${score[@]}" --output-word-probs
-    step score-knn "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned tune-knn)
-    step score-all "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned tune-knn) --knn-k all
+    step score-knn "${score[@]}" "${knn[@]}" "${datastore[@]}"
+    step score-number "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned tune-knn) --knn-k 1024
     step score-cache "${score[@]}" "${knn[@]}" $(tuned tune-cache)
-    step score-both "${score[@]}" "${knn[@]}" "${datastore[@]}" $(tuned tune-both) --knn-k all
+    step score-both "${score[@]}" "${knn[@]}" "${datastore[@]}" \
+        $(tuned tune-both | grep -o -E -e '--knn-cache-size [0-9]+')
 }
 
 # --- neighbours ------------------------------------------------------------------------------------------------------
@@ -79,8 +85,9 @@ row() {
 
 printf '\n%-22s %11s %12s\n' 'test split' perplexity tokens/s
 row 'base LM' score-base
-row '+ kNN (k = 1024)' score-knn
-row '+ kNN (k = all)' score-all
+row '+ kNN, nothing tuned' score-first
+row '+ kNN' score-knn
+row '+ kNN, k = 1024' score-number
 row '+ cache' score-cache
 row '+ kNN + cache' score-both
 printf '\n'

@@ -1,7 +1,5 @@
 #!/usr/bin/env bash
 # All of it, from the file to the page; what is done is skipped.
 set -euo pipefail
-for script in "$(dirname "${BASH_SOURCE[0]}")"/[0-9]_*.sh; do
-    printf '\n=== %s\n' "$script"
-    "$script"
-done
+here=$(dirname "${BASH_SOURCE[0]}")
+"$here/../run_all.sh" "$here"

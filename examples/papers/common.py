@@ -22,13 +22,25 @@ PACKAGES = ("fairseq-fixed", "torch", "faiss-cpu", "numpy")
 class Recipe:
     """Runs the commands that a user would type, shows them, and skips what is done."""
 
-    def __init__(self, name: str, description: str, *options: tuple[tuple, dict]):
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        *options: tuple[tuple, dict],
+        places: tuple[str, ...] = ("data", "checkpoint", "work"),
+        context: tuple[str, str] = ("256", "128"),
+    ):
+        """
+        Args:
+            places: what it takes, in order; a recipe that trains its LMs takes no checkpoint
+            context: the defaults of --tokens-per-sample and --context-window
+        """
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        for place, text in PLACES.items():
-            parser.add_argument(place, nargs="?", help=text)
+        for place in places:
+            parser.add_argument(place, nargs="?", help=PLACES[place])
         parser.add_argument("--out", help="where the table, JSON and plot go (default: WORK/results)")
-        parser.add_argument("--tokens-per-sample", default="256", help="context included (default: %(default)s)")
-        parser.add_argument("--context-window", default="128")
+        parser.add_argument("--tokens-per-sample", default=context[0], help="context included (default: %(default)s)")
+        parser.add_argument("--context-window", default=context[1])
         parser.add_argument(
             "--parts", default="10", help="cut valid into this many parts and score one or two (default: %(default)s)"
         )
@@ -37,7 +49,7 @@ class Recipe:
             parser.add_argument(*names, **settings)
         self.name, self.args = name, parser.parse_args()
         if not self.args.work and not (self.args.report and self.args.out):
-            parser.error("data, checkpoint and work are needed to measure (--report --out DIR to write the page again)")
+            parser.error(f"{', '.join(places)} are needed to measure (--report --out DIR to write the page again)")
         self.work = Path(self.args.work or self.args.out)
         self.out = Path(self.args.out or self.work / "results")
         self.out.mkdir(parents=True, exist_ok=True)
@@ -45,13 +57,13 @@ class Recipe:
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    def run(self, *command: object, done: bool = False) -> str:
-        """Run a command, shown first; its standard output. What is ``done`` is noted only."""
+    def run(self, *command: object, done: bool = False, output: str = "stdout") -> str:
+        """Run a command, shown first; its standard output, or all output. What is ``done`` is noted only."""
         words = [str(word) for word in command]
         self.commands.append(self.anywhere(shlex.join(words)))
         if done:
             return ""
-        return run(*words)["stdout"]
+        return run(*words)[output]
 
     def anywhere(self, command: str) -> str:
         """The command with the names of the arguments for the places that they stand for."""
@@ -60,10 +72,11 @@ class Recipe:
             command = command.replace(place, name.upper())
         return command.replace(f"{REPOSITORY}/", "")
 
-    def eval_lm(self, *flags: object, data: str | None = None, path: str | None = None, done: bool = False) -> None:
+    def eval_lm(self, *flags: object, data: str | None = None, path: str | None = None, done: bool = False) -> str:
+        """fairseq-eval-lm; all that it prints."""
         context = {name: getattr(self.args, name) for name in ("tokens_per_sample", "context_window")}
         command = eval_lm_command(data or self.args.data, path or self.args.checkpoint, *flags, **context)
-        self.run(*command, done=done)
+        return self.run(*command, done=done, output="output")
 
     def dump(self, folder: Path, *flags: object, data: str | None = None, path: str | None = None) -> Path:
         """The datastore of the training split; an interrupted dump resumes by itself."""
@@ -101,6 +114,11 @@ class Recipe:
         output = json.loads(self.run("knnlm", "tune", save, "--report", report, *flags, "--json"))
         tuned = output["results"]["valid, tuned on it"]["mixture"]
         return {"flags": output["flags"], "tuned": tuned, **output["results"]["valid, report"]}
+
+    def mix(self, saves: list[Path], reports: list[Path]) -> dict:
+        """Several saves as one mixture, the weights tuned on some and reported on others: weights and result."""
+        output = json.loads(self.run("knnlm", "mix", *saves, "--report", *reports, "--json"))
+        return {"weights": list(output["weights"].values()), **output["results"]["valid, report"]}
 
     # --- pages ------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ FRACTIONS = ("0.05", "0.1", "0.25", "0.5", "1")
 
 def saves(recipe: Recipe, name: str, store: Path, data: str | None = None) -> tuple[Path, Path]:
     """One part of valid to tune on, another to report."""
-    flags = ["--knn-datastore", store, "--knn-index", "auto"]
+    flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
     first, second = (recipe.save(recipe.work / f"{name}-{part}", *flags, part=part, data=data) for part in (0, 1))
     return first, second
 
@@ -47,17 +47,22 @@ def main() -> None:
     k, sizes, weights = results["k"], results["size"], results["lambda"]
     plot(
         recipe.out / "curves-k.svg", [row["k"] for row in k],
-        {"kNN-LM": [row["mixture"] for row in k], "LM alone": [row["lm"] for row in k]}, "neighbours k", "perplexity",
+        {"kNN-LM": [row["mixture"] for row in k], "LM alone": [row["lm"] for row in k]},
+        "k (neighbours per token)", "perplexity (per token)", title="Perplexity over k", powers_of_two=True,
+        settings=f"{k[0]['tokens']:,} tokens of valid; lambda at its best for each k; temperature tuned on others",
     )  # fmt: skip
     plot(
         recipe.out / "curves-size.svg", [row["fraction"] for row in sizes],
         {"kNN-LM": [row["mixture"] for row in sizes], "LM alone": [row["lm"] for row in sizes]},
-        "part of the datastore", "perplexity",
+        "part of the datastore (1: all of it)", "perplexity (per token)", title="Perplexity over the datastore's size",
+        settings=f"{sizes[0]['tokens']:,} tokens of valid; lambda, temperature and k tuned on others for each size",
     )  # fmt: skip
     plot(
         recipe.out / "curves-lambda.svg", [row["lambda"] for row in weights["in domain"]],
         {name: [row["mixture"] / row["lm"] for row in rows] for name, rows in weights.items()},
-        "lambda", "perplexity / that of the LM alone",
+        "lambda (weight of the datastore)", "perplexity / that of the LM alone",
+        title="Perplexity over lambda, in and out of domain",
+        settings=f"{weights['in domain'][0]['tokens']:,} tokens of valid; temperature tuned on others",
     )  # fmt: skip
     text = ["perplexity", "oracle", "hit rate", "effective neighbours"]
     k_rows = [[str(row["k"]), f"{row['weights'][0]:.2f}", *_cells(row)] for row in k]

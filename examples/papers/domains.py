@@ -20,7 +20,7 @@ def measure(recipe: Recipe) -> dict:
         folder = name.replace(" ", "-")
         store = recipe.dump(recipe.work / f"datastore-{folder}", path=path)
         recipe.run("knnlm", "build", store, "--index", "auto")
-        flags = ["--knn-datastore", store, "--knn-index", "auto"]
+        flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
         first, second = (
             recipe.save(recipe.work / f"domains-{folder}-{part}", *flags, part=part, path=path) for part in (0, 1)
         )
@@ -45,7 +45,11 @@ def main() -> None:
         ])  # fmt: skip
         curves[labels[name]] = [point["mixture"] for point in row["lambda"]]
     weights = [point["lambda"] for point in result["in domain"]["lambda"]]
-    plot(recipe.out / "domains.svg", weights, curves, "lambda", "perplexity")
+    plot(
+        recipe.out / "domains.svg", weights, curves, "lambda (weight of the datastore)", "perplexity (per token)",
+        title="Perplexity over lambda", settings=f"{result['in domain']['tokens']:,} tokens of valid; temperature "
+        "tuned on others; each LM with its own datastore of the same text",
+    )  # fmt: skip
     points = [[f"{weight:g}", *(f"{curve[i]:.2f}" for curve in curves.values())] for i, weight in enumerate(weights)]
     recipe.write_page(
         "In domain, and adapted by the datastore alone (kNN-LM Tables 2 and 4, Figure 5)",

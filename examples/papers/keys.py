@@ -25,7 +25,7 @@ def measure(recipe: Recipe) -> list[dict]:
         if not all((folder / "run.json").exists() for folders in saves.values() for folder in folders):
             recipe.dump(store, "--knn-key", key)
         for metric, folders in saves.items():
-            flags = ["--knn-datastore", store, "--knn-metric", metric, "--knn-index", "auto"]
+            flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto", "--knn-metric", metric]
             tuned, report = (recipe.save(folder, *flags, part=part) for part, folder in enumerate(folders))
             rows.append({"key": key, "metric": metric, **recipe.tune(tuned, report)})
         shutil.rmtree(store, ignore_errors=True)
@@ -44,8 +44,11 @@ def main() -> None:
     ]  # fmt: skip
     header = ["key", "metric", "LM", "kNN-LM", "oracle", "hit rate", "effective neighbours", "tuned flags"]
     labels = [f"{row['key']} {row['metric']}" for row in rows]
-    panel = {"kNN-LM perplexity by key": (labels, [row["mixture"] for row in rows])}
-    bar_panels(recipe.out / "keys.svg", panel, "perplexity", baseline=rows[0]["lm"])
+    panel = {"key and metric": (labels, [row["mixture"] for row in rows])}
+    bar_panels(
+        recipe.out / "keys.svg", panel, "perplexity (per token)", baseline=rows[0]["lm"], best="least",
+        title="kNN-LM perplexity by key", settings=f"{rows[0]['tokens']:,} tokens of valid; tuned on others",
+    )  # fmt: skip
     recipe.write_page(
         "Keys and metrics (kNN-LM Table 5, Xu et al. Table 1)",
         f"Perplexity over {rows[0]['tokens']:,} tokens of the validation split, with lambda, temperature and k tuned "

@@ -12,7 +12,8 @@ ROWS = {"+ kNN": ["--without", "cache"], "+ cache": ["--without", "knn0"], "+ kN
 
 def measure(recipe: Recipe) -> list[dict]:
     store = recipe.datastore()
-    flags = ["--knn-datastore", store, "--knn-index", "auto", "--knn-cache-size", recipe.args.cache_size]
+    flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
+    flags += ["--knn-cache-size", recipe.args.cache_size]
     recipe.args.parts = "2"
     halves = [recipe.save(recipe.work / f"memories-{half}", *flags, part=half) for half in (0, 1)]
     return [{"label": label, **recipe.tune(*halves, *without)} for label, without in ROWS.items()]

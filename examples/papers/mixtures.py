@@ -60,7 +60,7 @@ def measure(recipe: Recipe) -> dict:
         rows["LM without dropout"] = tuned(*((save.lm, other.lm) for save, other in zip(saves, others)))
     store = recipe.datastore()
     recipe.run("knnlm", "build", store, "--index", "auto")
-    flags = ["--knn-datastore", store, "--knn-index", "auto"]
+    flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
     knn = recipe.tune(*(recipe.save(recipe.work / f"mixtures-knn-{part}", *flags, part=part) for part in (0, 1)))
     return {"lm": float(np.exp(-saves[1].lm.mean())), "tokens": len(saves[1]), "rows": rows, "knn": knn}
 
@@ -74,7 +74,11 @@ def main() -> None:
         cells.append([f"+ {name}", f"{row['alone']:.2f}", f"{row['mixture']:.2f}", f"{row['lambda']:.2f}"])
     cells.append(["+ kNN, k = 1024", "", f"{result['knn']['mixture']:.2f}", f"`{result['knn']['flags']}`"])
     curves = {name: row["curve"] for name, row in result["rows"].items()}
-    plot(recipe.out / "mixtures.svg", [round(float(w), 2) for w in WEIGHTS], curves, "lambda", "perplexity")
+    plot(
+        recipe.out / "mixtures.svg", [round(float(w), 2) for w in WEIGHTS], curves, "lambda (weight of the other LM)",
+        "perplexity (per token)", title="Something else in the datastore's place",
+        settings=f"{result['tokens']:,} tokens of valid; LM alone {result['lm']:.2f}",
+    )  # fmt: skip
     recipe.write_page(
         "Something else in the datastore's place (kNN-LM Figures 7 and 8)",
         f"Perplexity over {result['tokens']:,} tokens of the validation split; the weight was tuned on other tokens of "

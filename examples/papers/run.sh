@@ -38,11 +38,19 @@ page() {
 }
 tiny=(--tokens-per-sample 128 --context-window 32 --parts 8)
 page memories "$WORK/all" "$CHECKPOINT"
+page gate "$WORK/all" "$CHECKPOINT"
 page scaling "$WORK/all" "$WORK/all/lm/checkpoint_best.pt" --little "$WORK/little/lm/checkpoint_best.pt" "${tiny[@]}"
 page domains "$WORK/other" "$WORK/other/lm/checkpoint_best.pt" --foreign "$WORK/all/lm/checkpoint_best.pt" "${tiny[@]}"
 page mixtures "$WORK/all" "$CHECKPOINT"
 page keys "$WORK/little" "$CHECKPOINT" --context-window 32
 page scores "$WORK/all" "$CHECKPOINT" --parts 40
 page curves "$WORK/all" "$CHECKPOINT" --parts 20 --other "$WORK/other"
+page heads "$WORK/all" "$CHECKPOINT"
 page where "$WORK/all" "$CHECKPOINT" --save "$WORK/saves/auto"
+page places "$WORK/all" "$CHECKPOINT" --save "$WORK/saves/auto"
+page sparsified "$WORK/all" "$CHECKPOINT" --datastore "$WORK/datastore"
+for name in ensembles soft_labels; do
+    python "examples/papers/$name.py" "$WORK/all" "$WORK" --out docs/results
+done
+python examples/papers/overfitting.py "$WORK/all" "$WORK" --tokens 100000 --out docs/results
 python -m benchmarks.results --report

@@ -23,7 +23,7 @@ def measure(recipe: Recipe) -> dict:
     for fraction in recipe.args.fractions.split(","):
         store = whole if float(fraction) == 1 else recipe.subsample(whole, fraction)
         recipe.run("knnlm", "build", store, "--index", "auto")
-        flags = ["--knn-datastore", store, "--knn-index", "auto"]
+        flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
         saves = [
             recipe.save(recipe.work / f"scaling-{fraction}-{part}", *flags, part=part, path=little) for part in (0, 1)
         ]
@@ -50,7 +50,11 @@ def main() -> None:
         "LM of everything": [result["large"]] * len(rows),
     }
     entries = [row["entries"] for row in rows]
-    plot(recipe.out / "scaling.svg", entries, curves, "entries of the datastore", "perplexity")
+    plot(
+        recipe.out / "scaling.svg", entries, curves, "entries of the datastore (tokens)", "perplexity (per token)",
+        title="Train on a little, memorise a lot",
+        settings=f"{rows[0]['tokens']:,} tokens of valid; lambda and temperature tuned on others for each size",
+    )  # fmt: skip
     cells = [
         ["LM of a part", "", f"{result['little']:.2f}", f"{PAPER['little']:.2f}", "", "", ""],
         ["LM of everything", "", f"{result['large']:.2f}", f"{PAPER['large']:.2f}", "", "", ""],

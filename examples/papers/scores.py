@@ -24,7 +24,7 @@ def measure(recipe: Recipe) -> list[dict]:
     for fraction in FRACTIONS:
         store = recipe.datastore(fraction)
         for name, (mask, score) in CHOICES.items():
-            flags = ["--knn-datastore", store, "--knn-index", "paper", "--knn-mask", mask, "--knn-score", score]
+            flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-mask", mask, "--knn-score", score]
             save = recipe.save(recipe.work / f"scores-{fraction}-{mask}-{score}", *flags)
             for row in recipe.sweep(save, "temperature", "--values", TEMPERATURES, "--best-lambda"):
                 rows.append({"fraction": fraction, "choice": name, **row})
@@ -45,7 +45,11 @@ def main() -> None:
             shown = [f"**{value:.2f}**" if value == best else f"{value:.2f}" for value in perplexities]
             cells.append([f"{float(fraction):.0%}", name, *shown])
     curves["LM alone"] = [rows[0]["lm"]] * len(temperatures)
-    plot(recipe.out / "scores.svg", temperatures, curves, "temperature", "perplexity", log_x=True)
+    plot(
+        recipe.out / "scores.svg", temperatures, curves, "temperature (in units of the squared distance)",
+        "perplexity (per token)", log_x=True, title="Exact and approximate neighbours and scores",
+        settings=f"{rows[0]['tokens']:,} tokens of valid; k 1024; lambda at its best for each point",
+    )  # fmt: skip
     recipe.write_page(
         "Exact and approximate neighbours and scores (Xu et al. Table 3, Figures 4 and 5)",
         f"Perplexity over {rows[0]['tokens']:,} tokens of the validation split (LM alone {rows[0]['lm']:.2f}), "

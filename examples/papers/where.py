@@ -55,7 +55,8 @@ def measure(recipe: Recipe) -> dict:
     store = recipe.datastore()
     save = Path(recipe.args.save) if recipe.args.save else None
     if save is None:
-        save = recipe.save(recipe.work / "where", "--knn-datastore", store, "--knn-index", "auto")
+        flags = ["--knn-datastore", store, "--knn-preset", "paper", "--knn-index", "auto"]
+        save = recipe.save(recipe.work / "where", *flags)
     saved = SavedScores.open([save])
     settings = tune(saved)
     mixture = mixture_log_probs(
@@ -88,7 +89,11 @@ def main() -> None:
     result = recipe.measured(measure)
     properties = {name: rows for name, rows in result.items() if isinstance(rows, list)}
     panels = {name: ([label(row) for row in rows], [row["gain"] for row in rows]) for name, rows in properties.items()}
-    bar_panels(recipe.out / "where.svg", panels, "gain, nats")
+    settings = f"{result['tokens']:,} tokens of valid; {result['flags']}; {result['gain']:+.3f} nats overall"
+    bar_panels(
+        recipe.out / "where.svg", panels, "mean gain (nats)", title="Where retrieval helps", settings=settings,
+        best="most",
+    )  # fmt: skip
     tables = []
     for name, rows in properties.items():
         cells = [[label(row), f"{row['share']:.1%}", f"{row['gain']:+.3f}"] for row in rows]

@@ -14,7 +14,7 @@ from fairseq_knnlm import KNNLM, Datastore, build_index, open_index
 from fairseq_knnlm.search import ExactSearch, ListSearch
 
 folder, checkpoint, data, store = sys.argv[1:5]
-lm = KNNLM.from_pretrained(folder, checkpoint, data, datastore=store, lambda_=0.25, temperature=10, k="all")
+lm = KNNLM.from_pretrained(folder, checkpoint, data, datastore=store)
 
 # %% Perplexity of a text, with and without the datastore; words stand between blanks
 text = " ".join(lm.dictionary[token] for token in Datastore(store).values[:12])

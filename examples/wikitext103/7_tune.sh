@@ -6,8 +6,8 @@ expect '1.8 GB (neighbours and cache of 217,646 tokens)' "the model's and 3 GB" 
     'a forward pass over 1.3M tokens and a search for 217,646; 25 minutes in the paper'
 
 step save-valid fairseq-eval-lm "$bin" --gen-subset valid --path "$checkpoint" "${score_context[@]}" "${knn[@]}" \
-    "${device[@]}" --knn-datastore "$datastore" --knn-index "$INDEX" --knn-cache-size "$cache_size" \
-    --knn-save "$WORK/saves/valid"
+    "${device[@]}" --knn-datastore "$datastore" --knn-preset paper --knn-index "$INDEX" \
+    --knn-cache-size "$cache_size" --knn-save "$WORK/saves/valid"
 step tune-knn knnlm tune "$WORK/saves/valid" --without cache
 step tune-cache knnlm tune "$WORK/saves/valid" --without knn0
 step tune-both knnlm tune "$WORK/saves/valid"

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 expect 'none' "the index's and 5 GB" 'three forward passes over 1.5M tokens, two searches for 245,569'
 
 score=(fairseq-eval-lm "$bin" --gen-subset test --path "$checkpoint" "${score_context[@]}" "${knn[@]}" "${device[@]}")
-store=(--knn-datastore "$datastore" --knn-index "$INDEX")
+store=(--knn-datastore "$datastore" --knn-preset paper --knn-index "$INDEX")
 # shellcheck disable=SC2046  # flags without blanks inside
 {
     step test-knn "${score[@]}" "${store[@]}" $(tuned tune-knn)

@@ -2,13 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 
 from ..errors import KnnlmError
 from ..storage import to_json
-
-Add = Callable[..., argparse.ArgumentParser]  # (name, function to run, help) -> the command's own parser
+from .parsing import Add
 
 
 def add_datastore_commands(add: Add) -> None:
@@ -22,18 +20,19 @@ def add_datastore_commands(add: Add) -> None:
     build.add_argument("--name", help="name of the index (default: from SPEC and metric)")
     build.add_argument("--force", action="store_true", help="build again what is there already")
     build.add_argument("--seed", type=int, default=1, help="of the training sample and the clusters")
+    build.add_argument("--device", default="cpu", help="that finds lists: cpu, cuda, cuda:N (default: %(default)s)")
     build.add_argument(
         "--drop-keys", action="store_true",
         help="remove the keys once the index holds them: half the disk; what needs them in corpus order gets slower",
     )  # fmt: skip
 
-    info = add("info", _info, "describe a datastore and its indexes")
+    info = add("info", _info, "describe a datastore and its indexes", light=True)
     info.add_argument("datastore", metavar="DIR")
     info.add_argument("--json", action="store_true", help="for machines")
 
     verify = add(
         "verify", _verify,
-        "compare a datastore and its indexes (or a save, or a table of neighbours) with their checksums and each other",
+        "compare a datastore and its indexes (or a save, a table of neighbours, a head) with checksums and each other",
     )  # fmt: skip
     verify.add_argument("datastore", metavar="DIR")
     verify.add_argument("--all", action="store_true", help="check every entry of large indexes, too, not a sample")
@@ -69,12 +68,13 @@ def _build(args: argparse.Namespace) -> int:
     from ..datastore import Datastore
     from ..index import build_index, index_name
     from ..index.info import check_name, find_index
+    from ..machine import building_device
 
-    datastore = Datastore(args.datastore)
+    datastore, device = Datastore(args.datastore), building_device(args.device, flag="--device")
     if args.name is not None:
         check_name(args.name)
     before = find_index(datastore, args.name or index_name(args.index, args.metric))
-    info = build_index(datastore, args.index, args.metric, args.name, args.seed, args.force)
+    info = build_index(datastore, args.index, args.metric, args.name, args.seed, args.force, device)
     if info == before and not args.force:
         print(f"the index {info.name} is there already; --force builds it again")
     if args.drop_keys:
@@ -126,19 +126,18 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
+    from ..progress import progress, say
     from .verification import verify_folder
 
     problems = 0
-    with tqdm(unit=" checks", leave=False, disable=None) as bar:
+    with progress("verifying", 0, " checks") as bar:
         for check in verify_folder(args.datastore, args.all):
             bar.update()
             if check.problem:
                 problems += 1
-                tqdm.write(f"error: {check.what}: {check.problem}", file=sys.stderr)
+                say(f"error: {check.what}: {check.problem}", sys.stderr)
             elif not check.what.endswith(".npy"):
-                tqdm.write(f"ok: {check.what}", file=sys.stdout)
+                say(f"ok: {check.what}", sys.stdout)
     print(f"{args.datastore}: {f'{problems} problems' if problems else 'all is well'}")
     return 1 if problems else 0
 
@@ -153,7 +152,7 @@ def _subsample(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from ..keys.extractor import KEYS
+    from ..keys import KEYS
     from ..original.importer import import_datastore
     from ..tasks.loading import read_model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import KnnlmError
-from .datastores import Add
+from .parsing import Add
 
 if TYPE_CHECKING:
     from ..datastore import Datastore
@@ -34,6 +34,8 @@ def add_neighbors_command(add_command: Add) -> None:
         "--nprobe", type=int, default=8,
         help="clusters visited (default: %(default)s; the few nearest are found in fewer than kNN-LM's many)",
     )  # fmt: skip
+    add("--engine", choices=["local", "ray"], default="local", help="who searches (default: %(default)s)")
+    add("--ray-address", default="auto", metavar="ADDRESS", help="auto, HOST:PORT or local (default: %(default)s)")
     add("--num-shards", type=int, default=1, help="do one contiguous part of the work, see --shard-id")
     add("--shard-id", type=int, default=0)
     add("-o", "--output", required=True, metavar="DIR", help="the table; an interrupted one is continued")
@@ -44,16 +46,21 @@ def neighbors(args: argparse.Namespace) -> int:
     from ..data.parts import contiguous_part
     from ..datastore import Datastore
     from ..index import build_index_if_missing
-    from ..memory.engines import make_engine
+    from ..memory.engines import RayCluster, make_engine
     from ..memory.neighbor_search import make_neighbors
 
     datastore, queries = Datastore(args.datastore), Datastore(args.queries)
     _check_same_model(datastore, queries)
     if args.nprobe < 1:
         raise KnnlmError(f"--nprobe must be 1 or more, not {args.nprobe}")
+    if args.engine == "local" and args.ray_address != "auto":
+        raise KnnlmError("--ray-address does nothing without --engine ray; add that, or leave it out")
+    cluster = RayCluster(args.ray_address) if args.engine == "ray" else None
+    if cluster is not None:
+        cluster.check("index", "exact")
     part = contiguous_part(len(queries.shards), args.num_shards, args.shard_id)
     info = build_index_if_missing(datastore, args.index, args.metric)
-    engine = make_engine(datastore, info, args.k, args.metric, "index", "exact", args.nprobe)
+    engine = make_engine(datastore, info, args.k, args.metric, "index", "exact", args.nprobe, cluster=cluster)
     search = {"metric": args.metric, "index": info.name, "nprobe": args.nprobe}
     started, processor = time.perf_counter(), sum(os.times()[:2])
     done = make_neighbors(args.output, datastore, queries, engine, args.k, search, args.window, part)

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import KnnlmError
 from ..storage import make_folder, write_json
 from .neighbors_command import describe_shares
+from .parsing import CommandParser
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from ..spalm.analysis import SplitReader
 
 
-def add_spalm_commands(parser: argparse.ArgumentParser) -> None:
+def add_spalm_commands(parser: CommandParser) -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[[argparse.Namespace], int], help: str) -> CommandParser:
         command = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, parser=command)
         command.add_argument("-o", "--output", metavar="DIR", help=f"also write {name}.json and plots (SVG) there")
         return command
 
@@ -38,7 +39,7 @@ def add_spalm_commands(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--memory-size", type=int, help="(default: as trained)")
         _add_range(command, 10000)
     gates.add_argument("--show", type=int, default=60, help="tokens of the heat map (default: %(default)s)")
-    by_k.add_argument("--values", default="1,2,4,8,16", metavar="A,B,...", help="(default: %(default)s)")
+    by_k.add_argument("--values", metavar="A,B,...", help="(default: 1,2,4,8,16, as far as the table has so many)")
 
     near = add("neighbors", _show_neighbors, "the retrieved tokens of a text, and how often they are right")
     near.add_argument("table", metavar="DIR", help="of knnlm neighbors")
@@ -113,8 +114,15 @@ def _gates(args: argparse.Namespace) -> int:
         "sequence": [{"token": word, "gate": float(mean)} for word, mean in zip(words[:shown], gates.means)],
     }  # fmt: skip
     if folder := _write(args, "gates", content):
-        histogram(folder / "gates-histogram.svg", edges, gates.counts / total, "gate", "share of values")
-        heat_map(folder / "gates-map.svg", gates.values, words[:shown], "dimension", "gate")
+        settings = f"{len(words):,} tokens of {args.split}, mean {gates.means.mean():.3f}"
+        histogram(
+            folder / "gates-histogram.svg", edges, gates.counts / total, "gate (0: neighbours, 1: own state)",
+            "share of values", "How open the gate is", settings,
+        )  # fmt: skip
+        heat_map(
+            folder / "gates-map.svg", gates.values, words[:shown], "dimension of the gate",
+            "gate (0: neighbours, 1: own state)", "The gate over a sequence", f"{shown} tokens of {args.split}",
+        )  # fmt: skip
     return 0
 
 
@@ -124,10 +132,11 @@ def _by_k(args: argparse.Namespace) -> int:
     from ..spalm.analysis import perplexity_by_k
 
     try:
-        numbers = sorted({int(value) for value in args.values.split(",")})
+        numbers = sorted({int(value) for value in args.values.split(",")}) if args.values else []
     except ValueError as error:
         raise KnnlmError(f"--values takes whole numbers separated by commas, not '{args.values}'") from error
     reader = _reader(args)
+    numbers = numbers or [k for k in (1, 2, 4, 8, 16) if k <= reader.k]
     start, stop = _range(args, len(reader))
     found = perplexity_by_k(reader, start, stop, numbers)
     print(table(["K", "perplexity"], [[str(k), f"{value:.2f}"] for k, value in found.items()]))
@@ -135,7 +144,11 @@ def _by_k(args: argparse.Namespace) -> int:
     print(f"\n{stop - start:,} tokens; one network, trained with K = {trained}, that reads more or fewer at test time")
     rows = [{"k": k, "perplexity": value} for k, value in found.items()]
     if folder := _write(args, "k", {"tokens": stop - start, "trained_k": trained, "rows": rows}):
-        plot(folder / "k.svg", list(found), {"SPALM": list(found.values())}, "neighbours read", "perplexity")
+        plot(
+            folder / "k.svg", list(found), {"SPALM": list(found.values())}, "K (neighbours read)",
+            "perplexity (per token)", title="Perplexity over the neighbours read", powers_of_two=True,
+            settings=f"{stop - start:,} tokens of {args.split}, trained with K = {trained}",
+        )  # fmt: skip
     return 0
 
 
@@ -183,7 +196,10 @@ def _show_neighbors(args: argparse.Namespace) -> int:
     if folder := _write(args, "neighbors", {"shares": shares.tolist(), "rows": rows}):
         numbers = list(range(1, found.k + 1))
         curves = {"the token is among them": shares.tolist()}
-        plot(folder / "neighbors.svg", numbers, curves, "neighbours", "share of positions", log_x=False)
+        plot(
+            folder / "neighbors.svg", numbers, curves, "neighbours, nearest first", "share of positions", log_x=False,
+            title="How often the token is among its neighbours", settings=f"{len(found):,} tokens", mark_best=False,
+        )  # fmt: skip
     return 0
 
 
@@ -223,5 +239,6 @@ def _gains(args: argparse.Namespace) -> int:
             print(table(header, lines, left=("token",)) + "\n")
             panels[f"{which} by more than {args.margin:g}"] = ([n for n, _ in often], [float(c) for _, c in often])
     if (folder := _write(args, "gains", content)) and panels:
-        bar_panels(folder / "gains.svg", panels, "tokens")
+        settings = f"{len(gains.tokens):,} tokens; {names[0]} against {' and '.join(names[1:])}; the 12 most frequent"
+        bar_panels(folder / "gains.svg", panels, "tokens", title="Tokens that gain and lose", settings=settings)
     return 0

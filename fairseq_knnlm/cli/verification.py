@@ -8,13 +8,15 @@ from ..datastore import Datastore
 from ..datastore.checks import Check, check_file, check_record, verify_datastore
 from ..datastore.manifest import MANIFEST
 from ..errors import KnnlmError
+from ..heads import open_head
+from ..heads.head_file import HEAD
 from ..index import list_indexes
 from ..index.checking import SAMPLED_ENTRIES, is_sampled, verify_index
 from ..saved_runs.format import RUN, SavePart
 
 
 def verify_folder(folder: str | Path, everything: bool = False) -> Iterator[Check]:
-    """Every check, as it is done, of a datastore with its indexes, of a save, or of a table of neighbours.
+    """Every check, as it is done, of a datastore with its indexes, a save, a table of neighbours, or a head.
 
     Args:
         everything: check every entry of an index; by default, of a large one, a sample
@@ -26,11 +28,15 @@ def verify_folder(folder: str | Path, everything: bool = False) -> Iterator[Chec
         yield Check(f"save of {part.run.tokens:,} tokens")
     elif (folder / FACTS).exists():
         yield from _verify_table(folder)
+    elif (folder / HEAD).exists():
+        yield check_record(folder / HEAD)
+        _, facts = open_head(folder)  # which compares the arrays with their checksums
+        yield Check(f"head of {facts.row_count:,} rows")
     else:
         if not (folder / MANIFEST).exists():
             raise KnnlmError(
-                f"{folder} is not a datastore (no {MANIFEST}), a save or a table of neighbours; give a folder that "
-                "--knn-dump, --knn-save or knnlm neighbors wrote"
+                f"{folder} is not a datastore (no {MANIFEST}), a save, a table of neighbours or a head; give a folder "
+                "that --knn-dump, --knn-save, knnlm neighbors or knnlm learn wrote"
             )
         datastore = Datastore(folder)
         yield from verify_datastore(datastore)

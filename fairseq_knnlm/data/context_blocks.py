@@ -20,6 +20,8 @@ class ContextBlockDataset(FairseqDataset):
         tokens_per_sample: largest block
         context_window: how many tokens before its first one a block may see
         ranges: which blocks, as (start, stop); a batch never spans two ranges
+        joined: the lines follow each other with nothing between them. fairseq takes it that every line ends with </s>,
+            so it writes that before the first token of a block that begins with a line, whatever stood there.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class ContextBlockDataset(FairseqDataset):
         tokens_per_sample: int,
         context_window: int,
         ranges: list[tuple[int, int]],
+        joined: bool = False,
     ):
         self.dataset = dataset
         self.tokens_per_sample = tokens_per_sample
         self.context_window = context_window
         self.ranges = ranges
+        self.joined = joined
         self._pad = dataset.vocab.pad()
 
     def __getitem__(self, index: int) -> dict:
@@ -40,7 +44,10 @@ class ContextBlockDataset(FairseqDataset):
         source, target = item["source"], item["target"]
         # As in fairseq: a block that is longer than usual (a <s> in front) gets that much less context.
         room = min(self.context_window, self.tokens_per_sample + self.context_window - len(source))
-        context = self._tokens_before(index, room, source)
+        if self.joined:
+            context, source = self._joined_source(index, room, target)
+        else:
+            context = self._tokens_before(index, room, source)
         return {
             "id": index,
             "source": torch.cat([context, source]),
@@ -48,11 +55,18 @@ class ContextBlockDataset(FairseqDataset):
             "start": len(context),
         }
 
-    def _tokens_before(self, index: int, count: int, like: Tensor) -> Tensor:
+    def _joined_source(self, index: int, room: int, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What stands before a block, and its source: the tokens of the corpus, each of which is a target once."""
+        before = self._tokens_before(index, room + 1, target, "target")
+        if len(before) <= room:  # the beginning of the corpus
+            before = torch.cat([target.new_tensor([self.dataset.vocab.eos()]), before])
+        return before[:-1], torch.cat([before[-1:], target[:-1]])
+
+    def _tokens_before(self, index: int, count: int, like: Tensor, side: str = "source") -> Tensor:
         pieces: list[Tensor] = []
         while count > 0 and index > 0:
             index -= 1
-            pieces.insert(0, self.dataset[index]["source"][-count:])
+            pieces.insert(0, self.dataset[index][side][-count:])
             count -= len(pieces[0])
         return torch.cat(pieces) if pieces else like[:0]
 

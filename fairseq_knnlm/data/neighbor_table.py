@@ -107,6 +107,10 @@ class NeighborTable:
     def distances(self, start: int, stop: int) -> np.ndarray:
         return self._read("distances", start, stop)
 
+    def gather(self, kind: str, rows: np.ndarray) -> np.ndarray:
+        """Rows of any numbers of an array of the table (KINDS), as they are stored: (n,) -> (n, K or 1 + K)."""
+        return self._arrays[kind].gather(rows)
+
     def check_text(self, text: np.ndarray) -> None:
         """Refuse a table whose rows do not belong to these tokens (n,), one for one."""
         first = 0

@@ -8,6 +8,7 @@ from ..errors import KnnlmError
 from ..storage import file_sha256, is_intact
 from .manifest import MANIFEST
 from .reader import Datastore
+from .tuned import TUNED, read_tuned
 
 
 @dataclass
@@ -32,10 +33,20 @@ def check_file(path: Path, sha256: str, remedy: str) -> Check:
         return Check(path.name, str(error))
 
 
+def _check_tuned(datastore: Datastore) -> Check:
+    try:
+        read_tuned(datastore.folder, datastore.fingerprint)
+        return check_record(datastore.folder / TUNED)
+    except KnnlmError as error:
+        return Check(TUNED, str(error))
+
+
 def verify_datastore(datastore: Datastore) -> Iterator[Check]:
     """Every check of the datastore itself, as it is done. Opening it has compared shapes and dtypes already."""
     yield Check("files and row counts")
     yield check_record(datastore.folder / MANIFEST)
+    if (datastore.folder / TUNED).exists():
+        yield _check_tuned(datastore)
     for name, damaged in datastore.damaged_files():
         yield Check(name, "the checksum differs; restore it from a copy or dump again" if damaged else "")
     try:

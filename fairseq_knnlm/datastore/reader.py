@@ -126,9 +126,9 @@ class Datastore:
         """As ``read_keys``, in the stored dtype."""
         return np.concatenate(list(self._keys.blocks(max(1, stop - start), start, stop)))
 
-    def stored_blocks(self, rows: int = 1 << 16, start: int = 0) -> Iterator[np.ndarray]:
-        """As ``key_blocks``, in the stored dtype."""
-        return self._keys.blocks(rows, start)
+    def stored_blocks(self, rows: int = 1 << 16, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """As ``key_blocks``, in the stored dtype, up to entry ``stop`` and without it."""
+        return self._keys.blocks(rows, start, stop)
 
     def gather_keys(self, ids: np.ndarray) -> np.ndarray:
         """Keys of the given entries: ids (n,) -> (n, dim), as floats: 16 bits where they are stored so, else 32."""

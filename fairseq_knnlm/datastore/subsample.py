@@ -6,9 +6,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from ..errors import KnnlmError
+from ..progress import each
 from ..storage import Lock, OutputFile
 from .manifest import POSITIONS, Shard, plan_shards
 from .reader import Datastore
@@ -52,7 +52,7 @@ def subsample(datastore: Datastore, fraction: float, seed: int, output: str | Pa
     )
     writer = DatastoreWriter(output, manifest, datastore.own_codec)
     missing = {shard.number for shard in writer.missing_shards()}
-    for new, chosen in zip(tqdm(shards, unit="shard", desc="copying", leave=False), entries):
+    for new, chosen in zip(each(shards, "copying", len(shards), " shards"), entries):
         shard = writer.open_shard(new, wait=True) if new.number in missing else None
         if shard is not None:
             shard.append_stored(datastore.gather_stored(chosen), datastore.values[chosen])

@@ -17,25 +17,35 @@ from .kmeans import GroupedCentroids, nearest_centroids
 from .plan import GROUPS_FOR_ADDING
 
 
-def list_finder(ivf: faiss.IndexIVF, metric: str) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from keys (n, dim) float32 to the list of each, (n,)."""
+def list_finder(
+    ivf: faiss.IndexIVF, metric: str, device: torch.device | str = "cpu"
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from keys (n, dim) float32 to the list of each, (n,), found on ``device``."""
     groups = quantizer_ivf(ivf)
     if groups is None and not has_flat_quantizer(ivf):
         return lambda keys: ivf.quantizer.assign(keys, 1)[:, 0]
-    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist))
+    centroids = torch.from_numpy(ivf.quantizer.reconstruct_n(0, ivf.nlist)).to(device)
     if groups is None:
-        return lambda keys: nearest_centroids(torch.from_numpy(keys), centroids, metric)[:, 0].numpy()
-    grouped = GroupedCentroids(torch.from_numpy(groups.quantizer.reconstruct_n(0, groups.nlist)), centroids, metric)
-    return lambda keys: grouped.nearest(torch.from_numpy(keys), GROUPS_FOR_ADDING).numpy()
+        return lambda keys: nearest_centroids(torch.from_numpy(keys).to(device), centroids, metric)[:, 0].cpu().numpy()
+    centres = torch.from_numpy(groups.quantizer.reconstruct_n(0, groups.nlist)).to(device)
+    grouped = GroupedCentroids(centres, centroids, metric)
+    return lambda keys: grouped.nearest(torch.from_numpy(keys).to(device), GROUPS_FOR_ADDING).cpu().numpy()
 
 
-def find_lists(datastore: Datastore, ivf: faiss.IndexIVF, metric: str, path: Path, block_rows: int) -> None:
+def find_lists(
+    datastore: Datastore,
+    ivf: faiss.IndexIVF,
+    metric: str,
+    path: Path,
+    block_rows: int,
+    device: torch.device | str = "cpu",
+) -> None:
     """Write the list of every key, (entries,) int32, to a file that an interrupted build goes on with.
 
     The caller is the only process that writes the file, and its content is a matter of this machine's life only: after
     a crash of the machine the file may be shorter, which costs the repetition of that part.
     """
-    find = list_finder(ivf, metric)
+    find = list_finder(ivf, metric, device)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -1,15 +1,19 @@
 """Building an index: train, find the list of every key, add, and let it appear only when it is whole."""
 
 import logging
+import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
+import torch
 
 from ..datastore import Datastore
-from ..errors import KnnlmError
+from ..errors import KnnlmError, resumable
 from ..progress import progress
 from ..storage import (
     Lock,
@@ -46,6 +50,7 @@ from .info import (
 from .list_files import ALL_FILES, checksums
 from .list_writer import PARTITION, PARTITIONED, ListWriter
 from .plan import GROUPS_FOR_ADDING, IndexPlan, estimate_time, plan_index
+from .temperature import measure_temperature
 from .training import SAMPLE, train_index
 
 logger = logging.getLogger(__name__)
@@ -61,13 +66,29 @@ OF_OLD_RELEASES = "clusters"
 LEFTOVERS = (BUILD_RECORD, TRAINED, ADDED, LISTS, SAMPLE, PARTITION, PARTITIONED, OF_OLD_RELEASES)
 
 
+# The nodes of a cluster write parts of the keys and pieces of the lists, see ``cluster.list_building``.
+OF_NODES = re.compile(r"(part|piece)-\d{5}[.-][a-z_]+(\.npy)?")
+
+# (datastore, trained index, metric, work folder, checksum of the trained index) -> SHA-256 of INDEX_FILE, bytes of its
+# head; writes INDEX_FILE and what stands beside it.
+WriteLists = Callable[[Datastore, faiss.IndexIVF, str, Path, str], tuple[str, int]]
+
+
 def is_index_file(name: str) -> bool:
     """Whether a file of this name in an index's folder was written by us."""
-    return name in (INDEX_FILE, INFO_FILE, *ALL_FILES, *LEFTOVERS) or name.endswith(".ivfdata")
+    ours = name in (INDEX_FILE, INFO_FILE, *ALL_FILES, *LEFTOVERS) or name.endswith(".ivfdata")
+    return ours or OF_NODES.fullmatch(name) is not None
 
 
 def build_index(
-    datastore: Datastore, spec: str, metric: str, name: str | None = None, seed: int = 1, force: bool = False
+    datastore: Datastore,
+    spec: str,
+    metric: str,
+    name: str | None = None,
+    seed: int = 1,
+    force: bool = False,
+    device: torch.device | str = "cpu",
+    write_lists: WriteLists | None = None,
 ) -> IndexInfo:
     """Build an index, or finish one that was interrupted; it appears under its name only when it is whole.
 
@@ -75,6 +96,8 @@ def build_index(
 
     Args:
         force: build again what is there already
+        device: where centroids, and the list of every key, are found
+        write_lists: who finds the list of every key and writes the lists; None: this process
     """
     if name is None:
         plan_index(spec, len(datastore), datastore.dim, datastore.manifest.key_dtype, metric)  # a spec that makes sense
@@ -90,10 +113,13 @@ def build_index(
             raise KnnlmError(f"the index {name} holds the only copy of the keys; build another one, with --name")
         if not force and present and (present.spec, present.metric, present.keys_fingerprint) == asked:
             return present
-        return _Build(datastore, spec, metric, name, seed).run()
+        with resumable(f"run the same command again, or knnlm build {datastore.folder}: it continues where it stopped"):
+            return _Build(datastore, spec, metric, name, seed, device, write_lists).run()
 
 
-def build_index_if_missing(datastore: Datastore, spec: str | None, metric: str) -> IndexInfo:
+def build_index_if_missing(
+    datastore: Datastore, spec: str | None, metric: str, device: torch.device | str = "cpu"
+) -> IndexInfo:
     """The index of this spec; without one the only index of this metric, or else ``auto``. Built when missing."""
     everything = list_indexes(datastore)
     present = [info for info in everything if info.metric == metric]
@@ -111,7 +137,7 @@ def build_index_if_missing(datastore: Datastore, spec: str | None, metric: str) 
                 f"{other[0].metric}, or another --knn-index"
             )
     if not chosen:
-        return build_index(datastore, spec, metric)
+        return build_index(datastore, spec, metric, device=device)
     info = chosen[0]
     if info.keys_fingerprint == datastore.fingerprint:
         return info
@@ -121,14 +147,18 @@ def build_index_if_missing(datastore: Datastore, spec: str | None, metric: str) 
             f"{remedy_for(datastore, info)}"
         )
     logger.warning(f"index {info.name} was built from other keys than {datastore.folder} has now; rebuilding")
-    return build_index(datastore, info.spec, metric, info.name)
+    return build_index(datastore, info.spec, metric, info.name, device=device)
 
 
 class _Build:
     """One build of one index; the caller holds the lock of its name."""
 
-    def __init__(self, datastore: Datastore, spec: str, metric: str, name: str, seed: int):
-        self.datastore, self.metric, self.seed = datastore, metric, seed
+    def __init__(
+        self, datastore: Datastore, spec: str, metric: str, name: str, seed: int, device: torch.device | str,
+        write_lists: WriteLists | None = None,
+    ):  # fmt: skip
+        self._write_elsewhere = write_lists
+        self.datastore, self.metric, self.seed, self.device = datastore, metric, seed, device
         self.folder = index_folder(datastore, name)
         self.work = self.folder.with_name(f"{name}.partial")
         self.info = IndexInfo(name, spec, None, metric, len(datastore), datastore.dim, datastore.fingerprint)
@@ -144,10 +174,11 @@ class _Build:
             logger.info(f"index {self.info.name}: {plan.factory or 'flat'} ({plan.why})")
             if plan.factory:
                 self._build(plan)
+            self.info.temperature = measure_temperature(self.datastore, self.metric)
             self.info.seconds = round(time.perf_counter() - started, 1)
             write_record(self.work / INFO_FILE, asdict(self.info))
         # From here on the index is whole: a process that is killed now finds it so the next time.
-        for name in LEFTOVERS:
+        for name in [*LEFTOVERS, *(path.name for path in self.work.iterdir() if OF_NODES.fullmatch(path.name))]:
             (self.work / name).unlink(missing_ok=True)
         publish_folder(self.work, self.folder, is_index_file)
         logger.info(f"index {self.info.name} is ready: {human_bytes(self.info.bytes)}, {self.info.seconds:.0f}s")
@@ -193,10 +224,12 @@ class _Build:
         )
         index = self._resumed()
         if index is None:
-            index = train_index(self.datastore, plan, self.metric, self.seed, self.work)
+            index = train_index(self.datastore, plan, self.metric, self.seed, self.work, self.device)
             self._keep(index, TRAINED)
         path, ivf = self.work / INDEX_FILE, bare_ivf(index)
         if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
+            if self._write_elsewhere is not None:
+                raise KnnlmError(f"only FAISS itself can fill an index {plan.factory}; use knnlm build for it")
             self._add_in_order(index)
             self.info.sha256 = write_faiss(index, path)
             self.info.head_bytes = head_bytes(index, path.stat().st_size)
@@ -243,9 +276,12 @@ class _Build:
         groups = quantizer_ivf(ivf)
         if groups is not None:
             groups.nprobe = GROUPS_FOR_SEARCHING
-        find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK)
-        lists = np.memmap(self.work / LISTS, np.int32, "r")
-        writer = ListWriter(self.datastore, ivf, lists, self.work)
-        self.info.sha256, self.info.head_bytes = writer.write(self.work / INDEX_FILE)
+        if self._write_elsewhere is not None:
+            written = self._write_elsewhere(self.datastore, ivf, self.metric, self.work, self._record["files"][TRAINED])
+        else:
+            find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK, self.device)
+            lists = np.memmap(self.work / LISTS, np.int32, "r")
+            written = ListWriter(self.datastore, ivf, lists, self.work).write(self.work / INDEX_FILE)
+        self.info.sha256, self.info.head_bytes = written
         self.info.lists, self.info.code_bytes = ivf.nlist, ivf.code_size
         self.info.files = checksums(self.work)

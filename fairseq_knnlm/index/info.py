@@ -1,21 +1,28 @@
-"""What is known about the indexes of a datastore, and opening them."""
+"""What is known about the indexes of a datastore, and opening them.
+
+To describe an index takes no FAISS, so the functions that need it import it themselves.
+"""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import faiss
 import numpy as np
 
 from ..datastore import Datastore
 from ..datastore.key_codec import CODES, KeyCodec
 from ..errors import KnnlmError
 from ..machine import available_memory
-from ..storage import file_sha256, from_record, read_ahead
+from ..storage import file_sha256, from_record, human_bytes, read_ahead
 from ..storage.faults import read_failure
 from ..storage.records import read_record
+
+if TYPE_CHECKING:
+    import faiss
 
 INDEX_FILE = "index.faiss"
 INFO_FILE = "index.json"
@@ -48,6 +55,8 @@ class IndexInfo:
     lists: int = 0
     code_bytes: int = 0
     files: dict[str, str] | None = None
+    # Where neighbours are spread as at a good temperature: see ``temperature``. None: not measured.
+    temperature: float | None = None
 
 
 def index_name(spec: str, metric: str) -> str:
@@ -92,6 +101,12 @@ def read_info(path: Path) -> IndexInfo:
     return info
 
 
+def describe_index(info: IndexInfo) -> str:
+    """Its name, its kind and its size, in a few words."""
+    size = f", {human_bytes(info.bytes)}, built in {info.seconds:.0f}s" if info.factory else ""
+    return f"{info.name}: {info.factory or 'flat'}, {info.metric}{size}"
+
+
 def find_index(datastore: Datastore, name: str) -> IndexInfo | None:
     """The finished index of this name, if its file is there, too."""
     path = index_folder(datastore, name) / INFO_FILE
@@ -115,8 +130,12 @@ def remedy_for(datastore: Datastore, info: IndexInfo) -> str:
     return f"run knnlm build {datastore.folder} --index '{info.spec}'{name}{metric} --force"
 
 
-def open_index(datastore: Datastore, info: IndexInfo) -> faiss.Index | None:
-    """The FAISS index, memory-mapped where FAISS can, or None for ``flat``."""
+def open_index(datastore: Datastore, info: IndexInfo, warm: bool = True) -> faiss.Index | None:
+    """The FAISS index, memory-mapped where FAISS can, or None for ``flat``.
+
+    Args:
+        warm: let the system read it all into its cache, if that is large enough
+    """
     if info.factory is None:
         return None
     path, remedy = index_file(datastore, info.name), remedy_for(datastore, info)
@@ -127,7 +146,7 @@ def open_index(datastore: Datastore, info: IndexInfo) -> faiss.Index | None:
             raise KnnlmError(f"{file} has {file.stat().st_size:,} bytes instead of {size:,}; {remedy}")
     if info.head_sha256 and file_sha256(path, info.head_bytes) != info.head_sha256:
         raise KnnlmError(f"{path} is damaged (its checksum differs); {remedy}")
-    if info.bytes + info.lists_bytes < available_memory():
+    if warm and info.bytes + info.lists_bytes < available_memory():
         for file, _ in ((path, info.bytes), *_lists(path, info)):
             read_ahead(file)
     index = read_faiss(path, remedy, lists_on_disk=info.lists_file is not None)
@@ -149,6 +168,8 @@ def read_faiss(path: Path, remedy: str, lists_on_disk: bool = False) -> faiss.In
     Args:
         lists_on_disk: whether they are in a file of their own, beside this one
     """
+    import faiss
+
     on_disk = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
     try:
         with open(path, "rb"):  # FAISS's own message for a file that it may not open reads like damage
@@ -166,11 +187,15 @@ def last_line(error: Exception) -> str:
 
 
 def faiss_metric(metric: str) -> int:
+    import faiss
+
     return faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
 
 
 def extract_ivf(index: faiss.Index) -> faiss.IndexIVF | None:
     """The IVF index inside (behind PCA, OPQ), as its own class, or None. FAISS itself returns the base class."""
+    import faiss
+
     ivf = faiss.try_extract_index_ivf(index)
     own = None if ivf is None else faiss.downcast_index(ivf)
     assert own is None or isinstance(own, faiss.IndexIVF)
@@ -187,6 +212,8 @@ def inverted_lists(ivf: faiss.IndexIVF) -> faiss.InvertedLists:
 
 def split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndarray], faiss.IndexIVF | None]:
     """What is applied to vectors before the coarse quantizer (PCA, OPQ), and the IVF index itself."""
+    import faiss
+
     steps = []
     if isinstance(index, faiss.IndexPreTransform):
         chain: Any = index.chain  # a std::vector, not the list that FAISS's types say
@@ -203,22 +230,30 @@ def split_transform(index: faiss.Index) -> tuple[Callable[[np.ndarray], np.ndarr
 
 def bare_ivf(index: faiss.Index) -> faiss.IndexIVF | None:
     """The index itself, if its coarse quantizer sees the keys as they are (no PCA before, no refinement after)."""
+    import faiss
+
     return None if isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine) else extract_ivf(index)
 
 
 def has_flat_quantizer(ivf: faiss.IndexIVF | None) -> bool:
     """Whether the coarse quantizer is a plain list of centroids (no graph, no lists over them)."""
+    import faiss
+
     return ivf is not None and isinstance(faiss.downcast_index(ivf.quantizer), faiss.IndexFlat)
 
 
 def quantizer_ivf(ivf: faiss.IndexIVF | None) -> faiss.IndexIVF | None:
     """The IVF index over the centroids, as in ``IVF16384(IVF128,Flat),...``, if there is one."""
+    import faiss
+
     quantizer = None if ivf is None else faiss.downcast_index(ivf.quantizer)
     return quantizer if isinstance(quantizer, faiss.IndexIVF) else None
 
 
 def stores_exact_keys(index: faiss.Index, datastore: Datastore) -> bool:
     """Whether the index holds the keys themselves, so that its distances are exact."""
+    import faiss
+
     ivf = faiss.downcast_index(index)
     if isinstance(ivf, faiss.IndexIVFFlat):
         return ivf.d == datastore.dim

@@ -1,15 +1,16 @@
 """k-means and nearest centroids as matrix products in torch, several times as fast as the BLAS in FAISS's wheels."""
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm, trange
 
 from ..parallel import for_each
+from ..progress import each
 
 ROWS = 1 << 14  # vectors compared with all centroids at once
 ROUNDS = 10  # of k-means
@@ -62,20 +63,23 @@ class GroupedCentroids:
 
         (n, dim) -> (n, count), -1: none; (n, count), as ``best_centroids`` has them.
         """
-        tiles = _Tiles(self._members, self._centroids, self._biases)
-        parts = for_each(self._best, [(part, probe, count, tiles) for part in vectors.split(ROWS_OF_CANDIDATES)])
+        parts = for_each(self._best, [(part, probe, count) for part in vectors.split(ROWS_OF_CANDIDATES)])
         if not parts:
             return torch.empty((0, count), dtype=torch.long), torch.empty((0, count))
         numbers, scores = zip(*parts)
         return torch.cat(numbers), torch.cat(scores)
 
-    def _best(self, vectors: Tensor, probe: int, count: int, tiles: "_Tiles") -> tuple[Tensor, Tensor]:
+    @cached_property
+    def _tiles(self) -> "_Tiles":
+        return _Tiles(self._members, self._centroids, self._biases)
+
+    def _best(self, vectors: Tensor, probe: int, count: int) -> tuple[Tensor, Tensor]:
         """Collect the scores of all members of the probed groups, side by side for each vector; then select.
 
         Example: groups 0 and 2 have 2 tiles and 1 tile; a vector that probes both has the scores of the former in
         columns 0 to 127 of its row, of the latter in columns 128 to 191.
         """
-        probe = min(probe, len(self._centres))
+        probe, tiles = min(probe, len(self._centres)), self._tiles
         groups = nearest_centroids(vectors, self._centres, self._metric, probe)  # (n, probe)
         ends = tiles.counts[groups].cumsum(dim=1)
         width = max(int(ends.max()), -(-count // TILE))  # tiles of a row
@@ -140,11 +144,19 @@ def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return columns.gather(1, order), chosen
 
 
-def train_centroids(sample: np.ndarray, count: int, metric: str, seed: int) -> np.ndarray:
+def train_centroids(
+    sample: np.ndarray, count: int, metric: str, seed: int, device: torch.device | str = "cpu"
+) -> np.ndarray:
     """Lloyd's k-means: sample (n, dim) -> centroids (count, dim) float32; of unit length for inner products."""
-    vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32))
+    vectors = torch.from_numpy(np.ascontiguousarray(sample, np.float32)).to(device)
     generator = torch.Generator().manual_seed(seed)
-    return _kmeans(vectors, count, metric, generator, trange(ROUNDS, desc="clustering", unit="round")).numpy()
+    rounds = each(range(ROUNDS), "clustering", ROUNDS, " rounds")
+    return _kmeans(vectors, count, metric, generator, rounds).cpu().numpy()
+
+
+def kmeans(vectors: Tensor, count: int, metric: str, seed: int) -> Tensor:
+    """As ``train_centroids``, of few vectors, with nothing shown: (n, dim) -> (count, dim)."""
+    return _kmeans(vectors, count, metric, torch.Generator().manual_seed(seed), range(ROUNDS))
 
 
 class Sample(Protocol):
@@ -156,17 +168,20 @@ class Sample(Protocol):
         """All of them in order, some at a time: (rows, dim) float32."""
 
 
-def train_two_level_centroids(sample: Sample, groups: int, count: int, metric: str, seed: int) -> np.ndarray:
+def train_two_level_centroids(
+    sample: Sample, groups: int, count: int, metric: str, seed: int, device: torch.device | str = "cpu"
+) -> np.ndarray:
     """As ``train_centroids``, by k-means inside each of ``groups`` groups: many times as fast and nearly as good.
 
-    A group gets centroids in proportion to its vectors. The vectors of some groups at a time are in memory.
+    A group gets centroids in proportion to its vectors. The vectors of some groups at a time are in memory; which
+    vector is in which group is known on the CPU, whatever the device.
     """
     generator = torch.Generator().manual_seed(seed)
     stride = max(1, len(sample) // (groups * POINTS_PER_GROUP))
-    some = torch.cat([block[::stride].clone() for block in sample.blocks()])  # a view would keep all of a block
-    centres = _kmeans(some, groups, metric, generator, trange(ROUNDS, desc="grouping", unit="round", disable=None))
+    some = torch.cat([block[::stride].clone() for block in sample.blocks()]).to(device)  # a view would keep the block
+    centres = _kmeans(some, groups, metric, generator, each(range(ROUNDS), "grouping", ROUNDS, " rounds"))
     del some
-    parts = [nearest_centroids(block, centres, metric)[:, 0] for block in sample.blocks()]
+    parts = [nearest_centroids(block.to(device), centres, metric)[:, 0].cpu() for block in sample.blocks()]
     group = torch.cat(parts)
     sizes = group.bincount(minlength=groups)
     shares = (sizes.cumsum(0) * count // len(sample)).diff(prepend=torch.zeros(1, dtype=torch.long))
@@ -178,14 +193,19 @@ def train_two_level_centroids(sample: Sample, groups: int, count: int, metric: s
         return _kmeans(vectors, int(shares[number]), metric, own, range(ROUNDS))
 
     found: list[Tensor] = []
-    for turn in tqdm(passes.unique().tolist(), desc="clustering", unit="pass", disable=None):
+    turns = passes.unique().tolist()
+    for turn in each(turns, "clustering", len(turns), " passes"):
         members = (passes == turn)[group]
         vectors = torch.cat([b[m] for b, m in zip(sample.blocks(), members.split([len(part) for part in parts]))])
         order = group[members].argsort(stable=True)
         numbers = (passes == turn).nonzero()[:, 0].tolist()
         rows = dict(zip(numbers, order.split(sizes[numbers].tolist())))
         # A group with next to no vectors may get no centroids.
-        found += for_each(lambda n, v=vectors, r=rows: cluster(n, v[r[n]]), [(n,) for n in numbers if shares[n]])
+        own = [number for number in numbers if shares[number]]
+        if torch.device(device).type == "cpu":
+            found += for_each(lambda n, v=vectors, r=rows: cluster(n, v[r[n]]), [(number,) for number in own])
+        else:
+            found += [cluster(number, vectors[rows[number]].to(device)).cpu() for number in own]
     return torch.cat(found).numpy()
 
 
@@ -193,10 +213,13 @@ def _kmeans(
     vectors: Tensor, count: int, metric: str, generator: torch.Generator, rounds: Iterable[int]
 ) -> Tensor:
     """vectors (n, dim) -> centroids (count, dim)."""
-    centroids = vectors[torch.randperm(len(vectors), generator=generator)[:count]].clone()
+    # Random numbers come from the CPU, so that every device begins with the same vectors.
+    chosen = torch.randperm(len(vectors), generator=generator)[:count]
+    centroids = vectors[chosen.to(vectors.device)].clone()
     for _ in rounds:
         nearest = nearest_centroids(vectors, centroids, metric)[:, 0]
-        sizes = torch.bincount(nearest, minlength=count)
+        sizes = torch.zeros(count, dtype=torch.long, device=vectors.device)
+        sizes.index_add_(0, nearest, torch.ones_like(nearest))
         centroids = torch.zeros_like(centroids).index_add_(0, nearest, vectors)
         centroids /= sizes.clamp(min=1)[:, None]
         _refill_empty(centroids, sizes, vectors, nearest, generator)
@@ -211,6 +234,6 @@ def _refill_empty(
     """Give an empty cluster a vector of one of the largest clusters to start from."""
     empty = (sizes == 0).nonzero()[:, 0]
     if len(empty):
-        crowded = sizes[nearest].double()
-        chosen = torch.multinomial(crowded[: 1 << 24], len(empty), generator=generator)
-        centroids[empty] = vectors[chosen]
+        crowded = sizes[nearest].double()[: 1 << 24].cpu()
+        chosen = torch.multinomial(crowded, len(empty), generator=generator)
+        centroids[empty] = vectors[chosen.to(vectors.device)]

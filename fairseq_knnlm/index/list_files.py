@@ -35,13 +35,14 @@ class SortedLists:
     info: IndexInfo
     remedy: str
     value_dtype: str
+    mapped: bool = False  # leave arrays on the disk, of which a part is used
 
     def _load(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         path = self.folder / name
         check_array_file(path, shape, dtype, self.remedy, "the index")
         if file_sha256(path) != (self.info.files or {}).get(name):
             raise KnnlmError(f"{path} is damaged (its checksum differs); {self.remedy}")
-        return np.load(path)
+        return np.load(path, mmap_mode="c" if self.mapped else None)
 
     @cached_property
     def file(self) -> ListFile:
@@ -69,12 +70,16 @@ class SortedLists:
         return self._load(LIST_SPREADS, (self.info.lists,), "float32")
 
 
-def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:
-    """The lists of an index, if this or a later release has written them; None: FAISS has to be asked."""
+def open_lists(datastore: Datastore, info: IndexInfo, mapped: bool = False) -> SortedLists | None:
+    """The lists of an index, if this or a later release has written them; None: FAISS has to be asked.
+
+    Args:
+        mapped: for who uses a range of the lists alone
+    """
     if not info.files or LIST_STARTS not in info.files:
         return None
     folder = index_folder(datastore, info.name)
-    return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype)
+    return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype, mapped)
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -75,6 +75,32 @@ def record_dtype(code_bytes: int) -> np.dtype:
     return np.dtype([("list", "<i4"), ("value", "<i4"), ("id", "<i8"), ("code", "u1", (code_bytes,))])
 
 
+def bucket_edges(starts: np.ndarray, row_bytes: int, bucket_bytes: int) -> np.ndarray:
+    """The first list of each bucket, and the end; a bucket ends with the list in which another 256 MB begin.
+
+    Args:
+        starts: the first row of each list, and the end
+    """
+    filled = np.maximum(starts[1:] - 1, 0) * row_bytes // bucket_bytes
+    return np.append(np.flatnonzero(np.diff(filled, prepend=-1)), len(starts) - 1)
+
+
+def sort_rows(rows: np.ndarray) -> np.ndarray:
+    """Entries in corpus order by list, in a list by value, and of one value in corpus order."""
+    return rows[np.argsort(rows["list"].astype(np.int64) << 32 | rows["value"], kind="stable")]
+
+
+def make_records(
+    datastore: Datastore, start: int, stored: np.ndarray, lists: np.ndarray, encode_block: Callable, dtype: np.dtype
+) -> np.ndarray:
+    """The entries from ``start`` on as records, of stored keys (n, dim) and their lists (n,)."""
+    rows = np.empty(len(stored), dtype)
+    rows["list"], rows["value"] = lists, datastore.read_values(start, start + len(stored))
+    rows["id"] = np.arange(start, start + len(stored))
+    rows["code"] = encode_block(stored, rows["list"])
+    return rows
+
+
 class ListWriter:
     """Writes the lists of one index; the caller holds the lock of its work folder."""
 
@@ -86,18 +112,15 @@ class ListWriter:
         for start in range(0, len(lists), 1 << 24):
             sizes += np.bincount(lists[start : start + (1 << 24)], minlength=ivf.nlist)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])  # first row of each list
-        # A bucket ends with the list in which another 256 MB begin.
-        filled = np.maximum(self.starts[1:] - 1, 0) * self._record.itemsize // BUCKET_BYTES
-        first_lists = np.flatnonzero(np.diff(filled, prepend=-1))
-        self._first_lists = np.append(first_lists, ivf.nlist)  # of each bucket, and the end
-        self._bucket_of_list = np.repeat(np.arange(len(first_lists)), np.diff(self._first_lists))
+        self._first_lists = bucket_edges(self.starts, self._record.itemsize, BUCKET_BYTES)
+        self._bucket_of_list = np.repeat(np.arange(len(self._first_lists) - 1), np.diff(self._first_lists))
         self._bucket_starts = self.starts[self._first_lists]  # first row of each bucket
 
     def write(self, path: Path) -> tuple[str, int]:
         """Write the whole index; its SHA-256, and how many bytes come before the lists."""
         self._partition()
         head = index_head(self._ivf, np.diff(self.starts))
-        summary = _Summary(self._datastore, self._ivf, len(self.starts) - 1)
+        summary = ListSummary(self._datastore, self._ivf, len(self.starts) - 1)
         with OutputFile(path) as file:
             file.write(head)
             buckets = range(len(self._first_lists) - 1)
@@ -107,7 +130,7 @@ class ListWriter:
                     lists = slice(self._first_lists[bucket], self._first_lists[bucket + 1] + 1)
                     starts = self.starts[lists] - self._bucket_starts[bucket]
                     summary.add(int(self._first_lists[bucket]), rows, starts)
-                    file.write(_interleave(rows, starts, self._ivf.code_size))
+                    file.write(interleave(rows, starts, self._ivf.code_size))
                     bar.update(len(rows))
             sha256 = file.commit()
         write_array(self._work / LIST_STARTS, self.starts)
@@ -173,12 +196,8 @@ class ListWriter:
         encode_block = encoder(self._ivf, self._datastore)
         keys = self._datastore.stored_blocks(READ_ROWS, start)
         for block in keys:
-            some = slice(start, start + len(block))
-            rows = np.empty(len(block), self._record)
-            rows["list"], rows["value"] = self._lists[some], self._datastore.read_values(some.start, some.stop)
-            rows["id"] = np.arange(some.start, some.stop)
-            rows["code"] = encode_block(block, rows["list"])
-            yield rows
+            lists = self._lists[start : start + len(block)]
+            yield make_records(self._datastore, start, block, lists, encode_block, self._record)
             start += len(block)
 
     def _read_bucket(self, bucket: int) -> np.ndarray:
@@ -189,11 +208,10 @@ class ListWriter:
             rows = np.fromfile(path, self._record, last - first, offset=first * self._record.itemsize)
         except OSError as error:
             raise read_failure(error, path) from error
-        order = np.argsort(rows["list"].astype(np.int64) << 32 | rows["value"], kind="stable")
-        return rows[order]
+        return sort_rows(rows)
 
 
-def _interleave(rows: np.ndarray, starts: np.ndarray, code_bytes: int) -> np.ndarray:
+def interleave(rows: np.ndarray, starts: np.ndarray, code_bytes: int) -> np.ndarray:
     """The bytes of some lists as FAISS has them: of each list the codes, then the ids.
 
     Args:
@@ -211,7 +229,7 @@ def _interleave(rows: np.ndarray, starts: np.ndarray, code_bytes: int) -> np.nda
     return data
 
 
-class _Summary:
+class ListSummary:
     """What is written beside the lists: runs of equal values, and mean and spread of the keys of each list."""
 
     def __init__(self, datastore: Datastore, ivf: faiss.IndexIVF, lists: int):
@@ -257,10 +275,15 @@ class _Summary:
             dtype = np.dtype(np.float32)
         return from_codes(codes, dtype)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is written, by the names of the files."""
+        arrays = {
+            RUN_STARTS: np.concatenate([[0], np.cumsum(self._runs)]),
+            RUN_VALUES: np.concatenate(self._values),
+            RUN_ENDS: np.concatenate(self._ends),
+        }
+        return {**arrays, LIST_MEANS: self._means, LIST_SPREADS: self._spreads} if self._exact else arrays
+
     def write(self, folder: Path) -> None:
-        write_array(folder / RUN_STARTS, np.concatenate([[0], np.cumsum(self._runs)]))
-        write_array(folder / RUN_VALUES, np.concatenate(self._values))
-        write_array(folder / RUN_ENDS, np.concatenate(self._ends))
-        if self._exact:
-            write_array(folder / LIST_MEANS, self._means)
-            write_array(folder / LIST_SPREADS, self._spreads)
+        for name, array in self.arrays().items():
+            write_array(folder / name, array)

@@ -24,8 +24,10 @@ IN_MEMORY_BYTES = 1 << 28  # a larger sample is written to the work folder, and 
 BLOCK_ROWS = 1 << 15
 
 
-def train_index(datastore: Datastore, plan: IndexPlan, metric: str, seed: int, work: Path) -> faiss.Index:
-    """A trained and empty index."""
+def train_index(
+    datastore: Datastore, plan: IndexPlan, metric: str, seed: int, work: Path, device: torch.device | str = "cpu"
+) -> faiss.Index:
+    """A trained and empty index. Centroids are found on ``device``."""
     assert plan.factory is not None  # what has no factory is never built
     index = faiss.index_factory(datastore.dim, plan.factory, faiss_metric(metric))
     ivf = extract_ivf(index)
@@ -40,13 +42,13 @@ def train_index(datastore: Datastore, plan: IndexPlan, metric: str, seed: int, w
     bare = bare_ivf(index)
     groups = quantizer_ivf(bare)
     if bare is not None and groups is not None:
-        centroids = train_two_level_centroids(sample, groups.nlist, bare.nlist, metric, seed)
+        centroids = train_two_level_centroids(sample, groups.nlist, bare.nlist, metric, seed, device)
         groups.cp.min_points_per_centroid = 1  # or FAISS warns: these points are few and all there are
         groups.train(centroids)
         groups.add(centroids)
     elif bare is not None and has_flat_quantizer(bare):
         # FAISS takes the centroids that are there and trains the codes only.
-        bare.quantizer.add(train_centroids(sample.all(), bare.nlist, metric, seed))
+        bare.quantizer.add(train_centroids(sample.all(), bare.nlist, metric, seed, device))
     elif ivf is not None:
         ivf.cp.seed = seed
     if isinstance(ivf, faiss.IndexIVFScalarQuantizer) and not ivf.by_residual and bare is not None:

@@ -1,7 +1,6 @@
 """One HTTP request: received before a deadline, whatever a client sends, and answered with JSON if it is wrong."""
 
 import io
-import logging
 import socket
 import time
 from contextlib import suppress
@@ -13,8 +12,6 @@ from ..storage import to_json
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 20.0  # for a whole request to arrive
 ANSWER_SECONDS = 60.0  # for a client to take its whole answer
@@ -139,4 +136,4 @@ class JsonHandler(BaseHTTPRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        logger.debug(format, *arguments)
+        """Say nothing of requests: what a person asked for is on the page, and what failed is logged where it did."""

@@ -1,36 +1,16 @@
-"""Which hidden state is the key: a table from its name to where it is captured, and the hook that captures it."""
+"""The hook that captures the hidden state that is the key; families.py has the table of where each key is."""
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from ..errors import KnnlmError
-from .running import Model
-
-
-class KeySource(NamedTuple):
-    """Where a key is captured: a submodule of the decoder layer ("" is the layer), and its input or its output."""
-
-    module: str
-    side: str
-    normalise: bool = False  # apply the decoder's final layer norm to what was captured
-
-
-# The six states of Table 5 of Khandelwal et al. (2020), for a pre-norm layer.
-KEYS: dict[str, KeySource] = {
-    "ffn_input_ln": KeySource("final_layer_norm", "output"),
-    "ffn_input": KeySource("final_layer_norm", "input"),
-    "attn_input_ln": KeySource("self_attn_layer_norm", "output"),
-    "attn_input": KeySource("self_attn_layer_norm", "input"),
-    "output_ln": KeySource("", "output", normalise=True),
-    "output": KeySource("", "output"),
-}
-DEFAULT_KEY = "ffn_input_ln"
+from .families import family_of
+from .running import Model, keeps_nothing
 
 
 def resolve_layer(decoder: Any, layer: int | None) -> int:
@@ -49,16 +29,18 @@ def check_model(model: Model) -> None:
         raise KnnlmError(
             f"{type(model).__name__} has no decoder layers to take keys from; use a transformer_lm checkpoint"
         )
+    family = family_of(model.decoder)
+    norms = {source.module for source in family.keys.values()} - {""}
     for layer in layers:
-        if not (hasattr(layer, "self_attn_layer_norm") and hasattr(layer, "final_layer_norm")):
+        if not all(hasattr(layer, norm) for norm in norms):
             raise KnnlmError(
                 f"layers of type {type(layer).__name__} have no layer norms to take keys from; "
                 "use a transformer_lm checkpoint"
             )
-        if not layer.normalize_before:
+        if family.pre_norm and not getattr(layer, family.pre_norm):
             raise KnnlmError(
                 "this is a post-norm model, where the key names would mean other states; "
-                "use a checkpoint trained with --decoder-normalize-before"
+                "use a checkpoint trained with --decoder-normalize-before, or another model of Hugging Face"
             )
 
 
@@ -70,6 +52,7 @@ class _Pass(threading.local):
     """The forward pass that a thread is in: batches may go through the model at the same time."""
 
     captured: Tensor | None = None
+    shape: torch.Size | None = None  # of the states that enter the layer, where it changes it inside
     stop = False  # as soon as the key is captured
 
 
@@ -82,32 +65,41 @@ class KeyExtractor:
 
     def __init__(self, model: Model, key: str, layer: int):
         check_model(model)
-        source = KEYS[key]
+        self.model = model
         decoder = model.decoder
+        family = family_of(decoder)
+        source = family.keys[key]
         self._time_first = not getattr(decoder, "batch_first", False)
         self._pass = _Pass()
-        # fairseq's own decoders compute states and nothing else; another may have a memory to update at the end.
-        self._may_stop = isinstance(decoder, TransformerDecoderBase)
+        self._may_stop = keeps_nothing(decoder)  # another decoder may have a memory to update at the end
         self._finish: Callable[[Tensor], Tensor] = lambda state: state
         if source.normalise:
             # The decoder's own norm was trained on the last layer only. Where it does not apply (as in
-            # transformer_lm_wiki103, which has none), a parameter-free norm stands in.
+            # transformer_lm_wiki103, which has none), a parameter-free norm of the same kind stands in.
             last = layer == len(decoder.layers) - 1
+            plain = F.rms_norm if family.rms else F.layer_norm
             if last and decoder.layer_norm is not None:
                 self._finish = decoder.layer_norm
             else:
-                self._finish = lambda state: F.layer_norm(state, state.shape[-1:])
+                self._finish = lambda state: plain(state, state.shape[-1:])
         module = decoder.layers[layer]
+        self._handles = []
+        if family.flat:
+            self._handles.append(module.register_forward_pre_hook(lambda _, inputs: self._remember_shape(inputs[0])))
         if source.module:
             module = getattr(module, source.module)
         if source.side == "input":
-            self._handle = module.register_forward_pre_hook(lambda _, inputs: self._capture(inputs))
+            self._handles.append(module.register_forward_pre_hook(lambda _, inputs: self._capture(inputs)))
         else:
-            self._handle = module.register_forward_hook(lambda _, __, output: self._capture(output))
+            self._handles.append(module.register_forward_hook(lambda _, __, output: self._capture(output)))
+
+    def _remember_shape(self, state: Tensor) -> None:
+        self._pass.shape = state.shape
 
     def _capture(self, state: Tensor | tuple[Tensor, ...]) -> None:
         # A decoder layer returns a tuple, a pre-hook receives one; in both the state comes first.
-        self._pass.captured = state[0] if isinstance(state, tuple) else state
+        state = state[0] if isinstance(state, tuple) else state
+        self._pass.captured = state if self._pass.shape is None else state.view(self._pass.shape)
         if self._pass.stop:
             raise _Captured
 
@@ -141,7 +133,8 @@ class KeyExtractor:
         return state
 
     def remove(self) -> None:
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
 
 def key_dimension(model: Model) -> int:

@@ -1,7 +1,6 @@
-"""Running a model over batches: on a CPU one batch per thread."""
+"""Running a model, or several as one, over batches: on a CPU one batch per thread."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +8,6 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from ..parallel import for_each
-from ..progress import progress as progress_bar
 
 
 class Model(Protocol):
@@ -30,21 +28,59 @@ class Model(Protocol):
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor: ...
 
 
-def for_each_batch(
-    model: Model, function: Callable[[dict], Any], batches: list[dict], progress: str | None = None
-) -> list:
+class Ensemble:
+    """Several models as one LM (``--path a.pt:b.pt``): each runs on every batch, and the LM is the mean of all.
+
+    It averages probabilities, as fairseq's own scorer does. It has no states of its own: keys are those of one member,
+    so each memory listens to that member alone.
+    """
+
+    def __init__(self, members: list[Model]):
+        self.members = members
+        self.decoder = members[0].decoder  # for what all members have in common: the dictionary
+
+    def eval(self) -> None:
+        for member in self.members:
+            member.eval()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for member in self.members:
+            yield from member.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """With the number of the member in front, so that the fingerprint of an ensemble is that of all of them."""
+        for number, member in enumerate(self.members):
+            for name, parameter in member.named_parameters():
+                yield f"{number}.{name}", parameter
+
+    def max_positions(self) -> int | None:
+        limits = [limit for limit in (member.max_positions() for member in self.members) if limit is not None]
+        return min(limits, default=None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("the members of an ensemble run one by one")
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Any:
+        raise RuntimeError("the members of an ensemble have probabilities of their own")
+
+
+def join(models: list[Model]) -> Model:
+    """The only model, or all of them as one."""
+    return models[0] if len(models) == 1 else Ensemble(models)
+
+
+def members_of(model: Model) -> list[Model]:
+    """The models of an ensemble; of any other model itself."""
+    return model.members if isinstance(model, Ensemble) else [model]
+
+
+def for_each_batch(model: Model, function: Callable[[dict], Any], batches: list[dict]) -> list:
     """The results of function(batch), which runs the model, in order; without gradients.
 
     A model of fairseq on a CPU runs on one batch per thread, which is a third faster than all threads on one batch.
     """
     if not runs_in_threads(model) or len(batches) == 1:
-        results = []
-        with progress_bar(progress or "model", len(batches)) if progress else nullcontext() as bar:
-            for batch in batches:
-                results.append(function(batch))
-                if bar is not None:
-                    bar.update(1)
-        return results
+        return [function(batch) for batch in batches]
 
     def run(batch: dict) -> Any:
         with torch.no_grad():  # a setting of each thread, so every thread needs it
@@ -54,11 +90,16 @@ def for_each_batch(
     lengths = [batch["net_input"]["src_tokens"].size(1) for batch in batches]
     longest = lengths.index(max(lengths))
     first = run(batches[longest])
-    results = for_each(run, [(batch,) for number, batch in enumerate(batches) if number != longest], progress)
+    results = for_each(run, [(batch,) for number, batch in enumerate(batches) if number != longest])
     return [*results[:longest], first, *results[longest:]]
 
 
 def runs_in_threads(model: Model) -> bool:
-    """Whether batches can go through a model at the same time: fairseq's own decoders keep nothing between them."""
+    """Whether batches can go through a model at the same time, and are faster then."""
     on_cpu = next(model.parameters()).device.type == "cpu"
-    return on_cpu and isinstance(getattr(model, "decoder", None), TransformerDecoderBase)
+    return on_cpu and all(keeps_nothing(getattr(member, "decoder", None)) for member in members_of(model))
+
+
+def keeps_nothing(decoder: Any) -> bool:
+    """Whether a decoder keeps nothing from one batch to the next: fairseq's own do not, another has to say so."""
+    return isinstance(decoder, TransformerDecoderBase) or getattr(decoder, "keeps_nothing", False)

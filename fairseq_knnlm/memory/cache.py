@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..keys import KeyExtractor
 from .base import KeptNeighbors, Memory, MemoryFacts, MemoryScores
+from .features import PROFILE, neighbor_features
 from .probabilities import neighbor_log_weights, target_log_probs, vocabulary_log_probs
 
 MAX_SIMILARITIES = 1 << 22  # of one matrix product: 16 MiB, which stays near the processor
@@ -77,7 +78,10 @@ class ContinuousCache(Memory):
             rows = slice(start, min(start + step, len(reach)))
             near, matches = self._window(states, tokens, rows, reach[rows])
             log_probs = target_log_probs(neighbor_log_weights(near, self.theta), matches)
-            yield MemoryScores(log_probs, kept=KeptNeighbors(near, matches) if keep else None)
+            scores = MemoryScores(log_probs, kept=KeptNeighbors(near, matches) if keep else None)
+            if self.with_features:
+                scores.features = neighbor_features(near, [self.theta * factor for factor in PROFILE])
+            yield scores
         self._states, self._tokens = states[-self.size :].clone(), tokens[-self.size :].clone()
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:

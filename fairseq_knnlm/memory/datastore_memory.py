@@ -10,7 +10,9 @@ from torch import Tensor
 from ..datastore import Datastore
 from ..keys import KeyExtractor
 from ..search import Search
-from .base import KeptLogProbs, KeptNeighbors, Memory, MemoryFacts, MemoryScores
+from ..search.target_mass import Masses
+from .base import KeptLogProbs, KeptNeighbors, Memory, MemoryFacts, MemoryScores, VocabularyScores
+from .features import NEAREST, PROFILE, Features, mass_name, neighbor_features, relative_mass
 from .probabilities import entropy, neighbor_log_weights, similarities, target_log_probs, vocabulary_log_probs
 
 QUERIES_PER_PART = 1 << 12  # times k neighbours, whose probabilities are in memory at once
@@ -39,7 +41,7 @@ class DatastoreMemory(Memory):
         self.datastore, self.engine, self.k, self.weight = datastore, engine, k, weight
         self.temperature, self.metric, self.extractor = temperature, metric, extractor
         self.identity = identity or {}
-        self.preferred_queries = engine.preferred_queries
+        self.preferred_queries, self.part_queries = engine.preferred_queries, engine.part_queries
         self.name = datastore.folder.name
 
     @property
@@ -60,7 +62,14 @@ class DatastoreMemory(Memory):
     def facts(self) -> MemoryFacts:
         k = None if self.k is None else min(self.k, len(self.datastore))
         temperatures = self.temperatures if self.k is None else None
-        return MemoryFacts("knn", k, self.weight, 1 / self.temperature, self.identity, temperatures)
+        folder = str(self.datastore.folder.resolve())
+        features, lists = [], None
+        if temperatures:
+            masses = [mass_name(1 / temperature) for temperature in temperatures]
+            features, lists = [NEAREST, *masses, *self.engine.early_names], self.engine.early_lists
+        return MemoryFacts(
+            "knn", k, self.weight, 1 / self.temperature, self.identity, temperatures, folder, features, lists
+        )
 
     def project(self, queries: Tensor) -> np.ndarray:
         """The model's states (n, C) as the datastore's keys are: (n, dim) float32."""
@@ -82,12 +91,32 @@ class DatastoreMemory(Memory):
     def _scores_of_all_visited(
         self, queries: np.ndarray, targets: np.ndarray, keep: bool, device: torch.device
     ) -> MemoryScores:
-        temperatures = self.temperatures if keep else [self.temperature]
-        target_mass, total_mass = self.engine.target_mass(queries, targets, temperatures)
-        with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
-            log_probs = np.nan_to_num(target_mass - total_mass, nan=-np.inf, neginf=-np.inf)
-        log_probs = torch.from_numpy(log_probs).float()
-        return MemoryScores(log_probs[0].to(device), kept=KeptLogProbs(log_probs.T) if keep else None)
+        temperatures, features, kept = self.temperatures if keep else self._profile_temperatures(), None, None
+        found = self.engine.masses(queries, targets, temperatures, keep or self.with_features, keep)
+        log_probs = _log_ratio(found.target, found.total)
+        if keep or self.with_features:
+            features = self._features(found, temperatures)
+        if keep:
+            kept = KeptLogProbs(log_probs.T)
+            if found.expected is not None and found.ranked is not None:
+                kept.expected = torch.from_numpy(found.expected)
+                kept.ranked = _log_ratio(*np.logaddexp.accumulate(found.ranked, axis=1)).T
+        return MemoryScores(log_probs[0].to(device), kept=kept, features=features)
+
+    def _profile_temperatures(self) -> list[float]:
+        """Its own first, and those that a gate looks at besides."""
+        return [self.temperature / factor for factor in (PROFILE if self.with_features else PROFILE[:1])]
+
+    def _features(self, found: Masses, temperatures: list[float]) -> Features:
+        """What a gate may look at, of everything that was visited."""
+        assert found.largest is not None
+        nearest = torch.from_numpy(found.largest)
+        features = {NEAREST: (nearest * temperatures[0]).float()}
+        for temperature, log_mass in zip(temperatures, torch.from_numpy(found.total)):
+            features[mass_name(1 / temperature)] = relative_mass(log_mass, nearest * (temperatures[0] / temperature))
+        if found.early is not None:
+            features |= dict(zip(self.engine.early_names, torch.from_numpy(found.early).float().unbind(dim=1)))
+        return features
 
     def _scores_of_neighbors(
         self, distances: np.ndarray, ids: np.ndarray, targets: np.ndarray, keep: bool, device: torch.device
@@ -97,13 +126,27 @@ class DatastoreMemory(Memory):
         near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
         weights = neighbor_log_weights(near, 1 / self.temperature)
         kept = KeptNeighbors(near, matches) if keep else None
-        return MemoryScores(target_log_probs(weights, matches).to(device), entropy(weights), kept)
+        log_probs = target_log_probs(weights, matches).to(device)
+        return MemoryScores(log_probs, entropy(weights), kept, self._neighbor_features(near))
+
+    def _neighbor_features(self, near: Tensor) -> Features | None:
+        if not self.with_features:
+            return None
+        return neighbor_features(near, [factor / self.temperature for factor in PROFILE])
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:
+        return self.vocabulary_scores(queries, vocabulary_size).log_probs
+
+    def vocabulary_scores(self, queries: Tensor, vocabulary_size: int) -> VocabularyScores:
         vectors = self.project(queries)
-        if self.k is None:
-            return torch.cat([self._vocabulary_of_all_visited(vector[None], vocabulary_size) for vector in vectors])
-        return self._vocabulary(*self.engine.search(vectors, self.k), vocabulary_size)
+        if self.k is not None:
+            return self._vocabulary(*self.engine.search(vectors, self.k), vocabulary_size)
+        parts = [self._vocabulary_of_all_visited(vector[None], vocabulary_size) for vector in vectors]
+        features = None
+        if self.with_features:  # the same sums that scoring looks at, whatever the far field adds to them
+            temperatures, targets = self._profile_temperatures(), np.zeros(len(vectors), np.int64)
+            features = self._features(self.engine.masses(vectors, targets, temperatures, early=True), temperatures)
+        return VocabularyScores(torch.cat(parts), features)
 
     def _vocabulary_of_all_visited(self, query: np.ndarray, vocabulary_size: int) -> Tensor:
         """query (1, dim) -> (1, vocabulary)."""
@@ -111,7 +154,14 @@ class DatastoreMemory(Memory):
         shares = neighbor_log_weights(torch.from_numpy(masses)[None], 1.0)
         return vocabulary_log_probs(shares, torch.from_numpy(values.astype(np.int64))[None], vocabulary_size)
 
-    def _vocabulary(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> Tensor:
+    def _vocabulary(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> VocabularyScores:
         values = torch.from_numpy(self.datastore.values_of(ids).astype(np.int64))
         near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
-        return vocabulary_log_probs(neighbor_log_weights(near, 1 / self.temperature), values, vocabulary_size)
+        weights = neighbor_log_weights(near, 1 / self.temperature)
+        return VocabularyScores(vocabulary_log_probs(weights, values, vocabulary_size), self._neighbor_features(near))
+
+
+def _log_ratio(target: np.ndarray, total: np.ndarray) -> Tensor:
+    """Log of the target's share of the mass, float32; -inf where there is none."""
+    with np.errstate(invalid="ignore"):  # -inf - -inf: nothing was visited
+        return torch.from_numpy(np.nan_to_num(target - total, nan=-np.inf, neginf=-np.inf)).float()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..data.neighbor_table import KINDS, NeighborFacts, is_done, open_table_folder, receipt_path, write_shard
 from ..datastore import Datastore, Shard
 from ..errors import KnnlmError
+from ..progress import progress
 from ..search import Search
 from ..storage import Lock
 
@@ -69,7 +69,7 @@ def make_neighbors(
             update(len(rows))
         return {kind: np.concatenate(parts) for kind, parts in found.items()}
 
-    with tqdm(total=total, unit="token", unit_scale=True, desc="searching", disable=not total) as bar:
+    with progress("finding neighbours", total, " tokens") as bar:
         for shard in missing:
             lock = receipt_path(folder, shard.number).with_suffix(".lock")
             with Lock(lock, f"searching shard {shard.number} of {folder}"):

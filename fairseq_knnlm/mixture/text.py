@@ -6,31 +6,59 @@ from collections.abc import Iterator
 import torch
 from fairseq.data import Dictionary
 
+from ..data.text_encoding import DictionaryText, TextForm
 from ..errors import KnnlmError
 from ..keys import Model
 from ..memory import DatastoreMemory, Memory
+from .gate import Gate
 from .scoring import TokenScores, score_tokens
 
 BLOCKS_PER_BATCH = 8
+FEW_UNKNOWN = 0.03  # of the tokens; data that was binarised well has less
+
+
+def describe_unknown(unknown: int, words: int) -> str:
+    """A sentence if more than a few percent of the words are unknown; empty if not."""
+    if not words or unknown / words <= FEW_UNKNOWN:
+        return ""
+    return (
+        f"warning: {unknown / words:.1%} of the tokens ({unknown:,} of {words:,}) are not in the dictionary; <unk> is "
+        "easy to predict, so the perplexity flatters; tokenise the text as the model's data was (--tokenizer, --bpe)"
+    )
 
 
 class TextScorer:
     """Scores sequences of tokens, each beginning as if after the end of a line."""
 
-    def __init__(self, model: Model, dictionary: Dictionary, memories: list[DatastoreMemory]):
-        self.model, self.dictionary, self.memories = model, dictionary, memories
+    def __init__(
+        self,
+        model: Model,
+        dictionary: Dictionary,
+        memories: list[Memory],
+        gate: Gate | None = None,
+        text: TextForm | None = None,
+    ):
+        """text: how the model reads raw text, by default as words between blanks"""
+        self.model, self.dictionary, self.memories, self.gate = model, dictionary, memories, gate
         self.device = next(model.parameters()).device
+        self.text = text or DictionaryText(dictionary)
 
-    def encode(self, line: str) -> list[int]:
-        """Words between blanks, and the end of the line."""
-        return self.dictionary.encode_line(line, add_if_not_exist=False).tolist()
+    @property
+    def datastores(self) -> list[DatastoreMemory]:
+        """Those of the memories that neighbours can be looked up in; they come first."""
+        return [memory for memory in self.memories if isinstance(memory, DatastoreMemory)]
+
+    def unknown_words(self, sequences: list[list[int]]) -> str:
+        """A warning if so much of a text is unknown that its perplexity says little; empty if not."""
+        words = [token for sequence in sequences for token in sequence if token != self.dictionary.eos()]
+        return describe_unknown(words.count(self.dictionary.unk()), len(words))
 
     def score(self, sequences: list[list[int]]) -> TokenScores:
         """Sequences longer than the model allows are scored in blocks, each with half of that to its left."""
-        memories: list[Memory] = list(self.memories)
         with warnings.catch_warnings():  # torch's, about masks that fairseq makes
             warnings.filterwarnings("ignore", message=".*mismatched key_padding_mask")
-            return score_tokens(self.model, list(self._batches(sequences)), memories, keep_states=True)
+            batches = list(self._batches(sequences))
+            return score_tokens(self.model, batches, self.memories, keep_states=True, gate=self.gate)
 
     def _batches(self, sequences: list[list[int]]) -> Iterator[dict]:
         """fairseq batches of some blocks each, in order."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from ..datastore.manifest import MANIFEST, Manifest, Shard, plan_shards, value_dtype_for
 from ..datastore.reader import Datastore
 from ..datastore.writing import DatastoreWriter, ShardWriter
 from ..errors import KnnlmError
+from ..progress import each
 from ..storage import remove_own_files
 from .adopted_index import FoundIndex, adopt_index, find_index_files
 from .raw_files import DamagedStoreError, RawFile, check_keys, fingerprint, zero_row
@@ -157,7 +157,7 @@ def _copy_entries(keys: RawFile, values: RawFile, layout: RawLayout, folder: Pat
     missing = writer.missing_shards()
     writer.check_disk_space_for(missing)
     try:
-        for shard in tqdm(missing, unit="shard", desc="copying", leave=False):
+        for shard in each(missing, "copying", len(missing), " shards"):
             output = writer.open_shard(shard, wait=True)
             if output is not None:
                 _copy_shard(keys, values, layout, shard, output, manifest.source["dictionary_size"])

@@ -8,8 +8,15 @@
     DIR/<memory>.largest.npy (n,)    the largest similarity, float32
     DIR/<memory>.matches.npy (n, k/8)  a bit for each neighbour: its value is the token
     DIR/<memory>.log_probs.npy (n, temperatures)  instead of these four where every visited entry takes part (k = all)
+    DIR/<memory>.features.npy (n, features)  what a gate may look at, where it does not follow from the above
+    DIR/<memory>.expected.npy (n, lists)     log of the share of the mass that each visited list was expected to hold
+    DIR/<memory>.ranked.npy (n, ranks)       log p of the token with the nearest 1, 2, 4, 8, ... lists
+    DIR/lm.features.npy (n, features)        what a gate may look at of the LM
+    DIR/top.tokens.npy  (n, top) the most probable tokens of the LM, if they were asked for, the most probable first
+    DIR/top.probs.npy   (n, top) their probabilities, float16
 
-A memory is ``knn0``, ``knn1``, ... or ``cache``, whose neighbours are the positions of the window, most recent first.
+A memory is ``knn0``, ``knn1``, ..., ``head0``, ... or ``cache``, whose neighbours are the positions of the window, most
+recent first. A head keeps ``log_probs``, at its own temperature.
 Similarities are negative squared distances or inner products. A softmax sees differences only, and a difference of
 x / T contributes exp(-x / T), so a relative error of 1/2048 in x changes a share by 0.02% at most, at any temperature.
 """
@@ -24,8 +31,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..datastore.manifest import value_dtype_for
 from ..errors import KnnlmError
 from ..memory import KeptLogProbs, MemoryFacts, MemoryScores
+from ..search.target_mass import ranks
 from ..storage import (
     Lock,
     OutputFile,
@@ -42,8 +51,10 @@ from ..storage.arrays import map_array
 from ..storage.folders import clear_work_folder
 
 FORMAT = "fairseq-knnlm save"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # version 1 has nothing for a gate
 RUN = "run.json"
+MANY_TYPES = 1 << 31  # whatever the dictionary of a run that does not say
 
 
 @dataclass
@@ -55,8 +66,12 @@ class RunFacts:
     stop: int
     split_tokens: int
     memories: list[MemoryFacts]
+    words: float | None = None  # of the text that was scored, where its data tells
+    bytes: float | None = None
     perplexity: float | str | None = None  # of the run's own mixture; "inf" where that is infinite
     sha256: dict[str, str] = field(default_factory=dict)  # of each array's file
+    features: list[str] | None = None  # of the LM, that a gate may look at; None: of an older release
+    top: int = 0  # how many of the LM's most probable tokens are kept for each token
     format: str = FORMAT
     version: int = VERSION
 
@@ -68,14 +83,21 @@ class RunFacts:
         """What parts of one run have in common."""
         memories = {memory.name: (memory.neighbors, memory.temperatures, memory.identity) for memory in self.memories}
         source = {name: value for name, value in self.source.items() if name != "data"}  # a moved folder is no change
-        return {**source, "split tokens": self.split_tokens, "memories": memories}
+        return {**source, "split tokens": self.split_tokens, "memories": memories, "top": self.top}
 
 
 def array_shapes(run: RunFacts) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name -> shape and dtype of every array of a save."""
     n = run.tokens
     arrays: dict[str, tuple[tuple[int, ...], str]] = {"lm": ((n,), "float32"), "tokens": ((n,), "int32")}
+    if run.features:
+        arrays["lm.features"] = ((n, len(run.features)), "float32")
     for memory in run.memories:
+        if memory.features:
+            arrays[f"{memory.name}.features"] = ((n, len(memory.features)), "float32")
+        if memory.lists:
+            arrays[f"{memory.name}.expected"] = ((n, memory.lists), "float16")
+            arrays[f"{memory.name}.ranked"] = ((n, ranks(memory.lists)), "float32")
         if memory.neighbors is None:
             arrays[f"{memory.name}.log_probs"] = ((n, len(memory.saved_temperatures)), "float32")
             continue
@@ -83,6 +105,9 @@ def array_shapes(run: RunFacts) -> dict[str, tuple[tuple[int, ...], str]]:
         arrays[f"{memory.name}.exponents"] = ((n,), "int8")
         arrays[f"{memory.name}.largest"] = ((n,), "float32")
         arrays[f"{memory.name}.matches"] = ((n, -(-memory.neighbors // 8)), "uint8")
+    if run.top:
+        arrays["top.tokens"] = ((n, run.top), value_dtype_for(run.source.get("dictionary_size", MANY_TYPES)))
+        arrays["top.probs"] = ((n, run.top), "float16")
     return arrays
 
 
@@ -133,16 +158,35 @@ class SaveWriter:
     def describe(self) -> str:
         return f"saving {bytes_per_token(self.run):,} bytes per token, {human_bytes(self.bytes)}, to {self.folder}"
 
-    def add(self, lm: Tensor, tokens: Tensor) -> None:
-        """The next tokens, (n,) both."""
+    def add(self, lm: Tensor, tokens: Tensor, features: Tensor | None = None) -> None:
+        """The next tokens, (n,) both, and what a gate may look at of the LM (n, features)."""
         self._append("lm", lm.float().cpu().numpy())
         self._append("tokens", tokens.cpu().numpy())
+        if self.run.features and features is not None:
+            self._append("lm.features", features.float().cpu().numpy())
+
+    @property
+    def top(self) -> int:
+        """How many of the LM's most probable tokens it wants of each token."""
+        return self.run.top
+
+    def add_top(self, tokens: Tensor, probs: Tensor) -> None:
+        """The LM's most probable tokens at the next tokens, and their probabilities, (n, top) both."""
+        self._append("top.tokens", tokens.numpy())
+        self._append("top.probs", probs.numpy())
 
     def add_memory(self, number: int, scores: MemoryScores) -> None:
         """What the memory of this number keeps of the next tokens."""
-        name = self.run.memories[number].name
+        memory = self.run.memories[number]
+        name = memory.name
+        if memory.features and scores.features is not None:
+            columns = torch.stack([scores.features[feature].float().cpu() for feature in memory.features], dim=1)
+            self._append(f"{name}.features", columns.numpy())
         if isinstance(scores.kept, KeptLogProbs):
             self._append(f"{name}.log_probs", scores.kept.log_probs.float().cpu().numpy())
+            if scores.kept.expected is not None and scores.kept.ranked is not None:
+                self._append(f"{name}.expected", scores.kept.expected.float().clamp(min=-60000).cpu().numpy())
+                self._append(f"{name}.ranked", scores.kept.ranked.float().cpu().numpy())
         elif scores.kept is not None:
             self._add_neighbors(name, scores.kept.similarities, scores.kept.matches)
 
@@ -211,7 +255,7 @@ class SavePart:
     def open(cls, folder: str | Path) -> "SavePart":
         folder = Path(folder)
         remedy = "make it with fairseq-eval-lm --knn-save"
-        content = read_versioned(folder / RUN, FORMAT, VERSION, remedy)
+        content = read_versioned(folder / RUN, FORMAT, READABLE, remedy)
         again = f"delete {folder} and {remedy} again"
         memories = content.get("memories")
         if not isinstance(memories, list) or not all(isinstance(memory, dict) for memory in memories):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import KnnlmError
 from ..memory import MemoryFacts
+from ..memory.features import NEAREST, PROFILE, Features, gap_features
 from .format import SavePart, open_save
 
 ROWS_AT_ONCE = 4096
@@ -58,8 +59,20 @@ class SavedScores:
         return self if every == 1 else SavedScores(self.parts, self.every * every, self.without)
 
     @property
+    def words(self) -> float | None:
+        """Of the text, where its data tells."""
+        counts = [part.run.words for part in self.parts]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
     def knn_memories(self) -> list[MemoryFacts]:
-        return [memory for memory in self.run.memories if not memory.is_cache]
+        """The datastores, which come first."""
+        return [memory for memory in self.run.memories if not (memory.is_cache or memory.is_head)]
+
+    @property
+    def heads(self) -> list[MemoryFacts]:
+        """The learned heads, which come after the datastores."""
+        return [memory for memory in self.run.memories if memory.is_head]
 
     @property
     def cache(self) -> MemoryFacts | None:
@@ -92,6 +105,46 @@ class SavedScores:
         columns = [torch.cat(column).numpy() for column in zip(*results)]
         entropy = columns[2].astype(np.float64) if with_entropy else None
         return SavedMemoryScores(columns[0].astype(np.float64), columns[1], entropy)
+
+    @property
+    def lm_features(self) -> Tensor:
+        """What a gate may look at of the LM, (n, LM_FEATURES)."""
+        for part in self.parts:
+            if not part.run.features:
+                raise KnnlmError(f"{part.folder} has nothing that a gate could look at; score again with this release")
+        columns = [part.arrays["lm.features"][:: self.every] for part in self.parts]
+        return torch.from_numpy(np.concatenate(columns))
+
+    def features(self, name: str, k: int | None, sharpness: float) -> Features:
+        """What a gate may look at of one memory, with its k first neighbours (None: all that are saved)."""
+        memory = self.memories[name]
+        if memory.features:
+            saved = np.concatenate([part.arrays[f"{name}.features"][:: self.every] for part in self.parts])
+            return dict(zip(memory.features, torch.from_numpy(saved).unbind(dim=1)))
+        if memory.neighbors is None:  # a memory without neighbours, and without features
+            return {}
+        nearest, profiles = [self.largest(name)], []
+        sharpnesses = [sharpness * factor for factor in PROFILE]
+        for gaps, _ in self._blocks(name, k):
+            least = gaps.amin(dim=1)  # of the first k of a cache's positions, another than of all
+            profiles.append(gap_features(gaps - least.nan_to_num(posinf=0.0)[:, None], sharpnesses))
+            nearest.append(least)
+        features = {feature: torch.cat([profile[feature] for profile in profiles]) for feature in profiles[0]}
+        return {NEAREST: nearest[0] - torch.cat(nearest[1:]), **features}
+
+    def largest(self, name: str) -> Tensor:
+        """The largest similarity of each token's neighbours, (n,)."""
+        parts = [part.arrays[f"{name}.largest"][:: self.every] for part in self.parts]
+        return torch.from_numpy(np.concatenate(parts)).nan_to_num(neginf=0.0)
+
+    def expected_shares(self, name: str) -> np.ndarray:
+        """Log of the share of the mass that each list was expected to hold, (n, lists) float32."""
+        parts = [part.arrays[f"{name}.expected"][:: self.every] for part in self.parts]
+        return np.concatenate(parts).astype(np.float32)
+
+    def ranked(self, name: str) -> np.ndarray:
+        """Log p of the tokens with the nearest 1, 2, 4, 8, ... lists, (n, ranks)."""
+        return np.concatenate([part.arrays[f"{name}.ranked"][:: self.every] for part in self.parts]).astype(np.float64)
 
     def _temperature_column(self, name: str, temperature: float) -> int:
         saved = self.memories[name].saved_temperatures

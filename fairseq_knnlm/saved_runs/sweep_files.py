@@ -11,6 +11,15 @@ from ..storage import make_folder, write_json, write_text
 from .settings import Result
 from .sweeps import Row
 
+AXES = {  # what is swept over, with its unit
+    "lambda": "lambda (weight of the datastore)",
+    "temperature": "temperature (in units of the distance)",
+    "k": "k (neighbours per token)",
+    "head-lambda": "head lambda (weight of the head)",
+    "cache-lambda": "cache lambda (weight of the cache)",
+    "cache-theta": "cache theta (per unit of the inner product)",
+    "cache-size": "cache size (tokens)",
+}
 SUFFIXES = (".csv", ".json", ".svg", ".png")
 
 
@@ -46,4 +55,32 @@ def write_sweep(file: str, knob: str, rows: list[Row]) -> None:
         write_text(path, output.getvalue())
     else:
         curves = {"mixture": [row.result.mixture for row in rows], "LM alone": [row.result.lm for row in rows]}
-        plot(path, [row.value for row in rows], curves, knob, "perplexity")
+        plot(
+            path, [row.value for row in rows], curves, AXES[knob], "perplexity (per token)",
+            title=f"Perplexity over {knob.replace('-', ' ')}", settings=fixed_settings(knob, rows),
+            powers_of_two=knob in ("k", "cache-size"),
+        )  # fmt: skip
+
+
+def fixed_settings(knob: str, rows: list[Row]) -> str:
+    """What the points of a sweep have in common, in words."""
+    settings, result = rows[0].settings, rows[0].result
+    is_retuned = not knob.endswith("lambda") and len({row.settings.weights for row in rows}) > 1
+    has_cache, knn = settings.cache_size is not None, len(settings.temperatures)
+    heads = settings.weights[knn : len(settings.weights) - has_cache]
+    parts = [f"{result.tokens:,} tokens" + (f" of {rows[0].split}" if rows[0].split else "")]
+    if is_retuned:
+        parts.append("lambda at its best for each point")
+    elif knob != "lambda" and knn:
+        parts.append("lambda " + ", ".join(f"{weight:.4g}" for weight in settings.weights[:knn]))
+    if heads and knob != "head-lambda" and not is_retuned:
+        parts.append("head lambda " + ", ".join(f"{weight:.4g}" for weight in heads))
+    if knn:
+        parts += [f"k {settings.k or 'all'}"] if knob != "k" else []
+        temperatures = ", ".join(f"{temperature:.4g}" for temperature in dict.fromkeys(settings.temperatures))
+        parts += [f"temperature {temperatures}"] if knob != "temperature" else []
+    if has_cache:
+        parts += [f"cache lambda {settings.weights[-1]:.4g}"] if knob != "cache-lambda" and not is_retuned else []
+        parts += [f"cache size {settings.cache_size}"] if knob != "cache-size" else []
+        parts += [f"theta {settings.theta:.4g}"] if knob != "cache-theta" else []
+    return "; ".join(parts)

@@ -16,21 +16,37 @@ DOUBLINGS = range(-7, 8)  # of the sharpness, around one over the typical gap be
 ROUNDS = 2  # the datastores' knobs, then the cache's, then again
 
 
-def tune(saved: SavedScores) -> Settings:
+class Tally:
+    """Losses of settings, each with its best weights, and how many of them were looked at."""
+
+    def __init__(self) -> None:
+        self.settings = 0
+
+    def loss(self, log_probs: np.ndarray, tolerance: float = 1e-7) -> float:
+        """Mean loss of the mixture of log_probs (1 + memories, n)."""
+        self.settings += 1
+        return -float(mixture_log_probs(log_probs, best_weights(log_probs, tolerance)).mean())
+
+
+def tune(saved: SavedScores, tally: Tally | None = None) -> Settings:
     """A coarse grid on a sample, then a golden-section search on all tokens, each with its best weights.
 
     Given the other knobs, the best weights are found exactly; in temperature and theta the likelihood has one maximum
     for all we have seen, but that is no theorem, hence the grid.
     """
     sample, settings = saved.sample(SAMPLE), Settings.of_run(saved)
+    tally = tally or Tally()
     groups = _groups(saved)
     for _ in range(ROUNDS if len(groups) > 1 else 1):
         for group in groups:
-            settings = _best_on_grid(sample, settings, group)
+            settings = _best_on_grid(sample, settings, group, tally)
     for group in groups:
-        settings = _refine(saved, settings, group)
-    if any(memory.temperatures for memory in saved.knn_memories):
-        settings = _best_saved_temperature(saved, settings)
+        for number in _members(saved, group):
+            settings = _refine(saved, settings, number, tally)
+    fixed = [number for number, memory in enumerate(saved.run.memories) if memory.temperatures and not memory.is_head]
+    for _ in range(ROUNDS if len(fixed) > 1 else 1):
+        for number in fixed:
+            settings = _best_saved_temperature(saved, settings, number, tally)
     return with_best_weights(saved, settings).rounded()
 
 
@@ -41,28 +57,38 @@ def _groups(saved: SavedScores) -> list[str]:
 
 
 def _members(saved: SavedScores, group: str) -> list[int]:
-    return [number for number, memory in enumerate(saved.run.memories) if memory.is_cache == (group == "cache")]
+    """The memories of a group whose neighbours are saved."""
+    memories = enumerate(saved.run.memories)
+    return [number for number, m in memories if m.neighbors is not None and m.is_cache == (group == "cache")]
 
 
-def _with(settings: Settings, group: str, count: int, sharpness: float) -> Settings:
-    if group == "cache":
-        return replace(settings, cache_size=count, theta=sharpness)
-    return replace(settings, k=count, temperature=1 / sharpness)
+def _with_sharpness(saved: SavedScores, settings: Settings, number: int, sharpness: float) -> Settings:
+    """One memory at another temperature or theta."""
+    if saved.run.memories[number].is_cache:
+        return replace(settings, theta=sharpness)
+    temperatures = list(settings.temperatures)
+    temperatures[number] = 1 / sharpness
+    return replace(settings, temperatures=tuple(temperatures))
 
 
-def _best_on_grid(sample: SavedScores, settings: Settings, group: str) -> Settings:
-    """All counts (powers of two) and sharpnesses of one group, the other one as it is."""
+def _best_on_grid(sample: SavedScores, settings: Settings, group: str, tally: Tally) -> Settings:
+    """All counts (powers of two) and sharpnesses of one group, the other one as it is.
+
+    The sharpness of each memory is in units of its own distances, the same number of units for all of a group.
+    """
     members = _members(sample, group)
     memories = sample.run.memories
     largest = max(memories[number].saved_neighbors for number in members)
     counts = sorted({*(1 << power for power in range(largest.bit_length())), largest})
-    unit = 1 / sample.typical_gap(memories[members[0]].name)
+    units = {number: 1 / sample.typical_gap(memories[number].name) for number in members}
     fixed = stack(sample, memory_scores(sample, settings))
     best, best_loss = settings, math.inf
-    for sharpness in (unit * 2.0**power for power in DOUBLINGS):
+    for factor in (2.0**power for power in DOUBLINGS):
         tried = {
             number: sample.log_probs_for_all_k(
-                memories[number].name, [min(count, memories[number].saved_neighbors) for count in counts], sharpness
+                memories[number].name,
+                [min(count, memories[number].saved_neighbors) for count in counts],
+                factor * units[number],
             )
             for number in members
         }
@@ -70,36 +96,37 @@ def _best_on_grid(sample: SavedScores, settings: Settings, group: str) -> Settin
             log_probs = fixed.copy()
             for number in members:
                 log_probs[1 + number] = tried[number][place]
-            loss = _loss(log_probs, tolerance=1e-5)
+            loss = tally.loss(log_probs, tolerance=1e-5)
             if loss < best_loss:
-                best, best_loss = _with(settings, group, count, sharpness), loss
+                best = replace(settings, cache_size=count) if group == "cache" else replace(settings, k=count)
+                for number in members:
+                    best = _with_sharpness(sample, best, number, factor * units[number])
+                best_loss = loss
     return best
 
 
-def _best_saved_temperature(saved: SavedScores, settings: Settings) -> Settings:
+def _best_saved_temperature(saved: SavedScores, settings: Settings, number: int, tally: Tally) -> Settings:
     """Where every visited entry took part, only some temperatures can be chosen from."""
-    temperatures = saved.knn_memories[0].saved_temperatures
-    candidates = [replace(settings, temperature=temperature) for temperature in temperatures]
-    return min(candidates, key=lambda tried: _loss(stack(saved, memory_scores(saved, tried))))
+    temperatures = saved.run.memories[number].saved_temperatures
+    candidates = [_with_sharpness(saved, settings, number, 1 / temperature) for temperature in temperatures]
+    return min(candidates, key=lambda tried: tally.loss(stack(saved, memory_scores(saved, tried))))
 
 
-def _refine(saved: SavedScores, settings: Settings, group: str) -> Settings:
-    """The best sharpness within a factor of two, at the chosen count."""
-    members = _members(saved, group)
-    memories = saved.run.memories
-    count = settings.cache_size if group == "cache" else settings.k
+def _refine(saved: SavedScores, settings: Settings, number: int, tally: Tally) -> Settings:
+    """The best sharpness of one memory within a factor of two, at the chosen count."""
+    memory = saved.run.memories[number]
+    count = settings.cache_size if memory.is_cache else settings.k
     assert count is not None  # whoever is in a group has neighbours
     log_probs = stack(saved, memory_scores(saved, settings))
 
     def loss(log_sharpness: float) -> float:
-        for number in members:
-            limit = min(count, memories[number].saved_neighbors)
-            log_probs[1 + number] = saved.scores(memories[number].name, limit, math.exp(log_sharpness)).log_probs
-        return _loss(log_probs)
+        limit = min(count, memory.saved_neighbors)
+        log_probs[1 + number] = saved.scores(memory.name, limit, math.exp(log_sharpness)).log_probs
+        return tally.loss(log_probs)
 
-    middle = math.log(settings.theta if group == "cache" else 1 / settings.temperature)
+    middle = math.log(settings.theta if memory.is_cache else 1 / settings.temperatures[number])
     best = golden_section(loss, middle - math.log(2), middle + math.log(2), steps=9)
-    return _with(settings, group, count, math.exp(best))
+    return _with_sharpness(saved, settings, number, math.exp(best))
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, steps: int) -> float:
@@ -117,10 +144,6 @@ def golden_section(function: Callable[[float], float], low: float, high: float, 
             right = low + ratio * (high - low)
             at_right = function(right)
     return left if at_left < at_right else right
-
-
-def _loss(log_probs: np.ndarray, tolerance: float = 1e-7) -> float:
-    return -float(mixture_log_probs(log_probs, best_weights(log_probs, tolerance)).mean())
 
 
 def check_not_test(saved: SavedScores) -> None:

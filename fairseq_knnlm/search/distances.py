@@ -15,7 +15,9 @@ def similarity_scale(metric: str, temperature: float) -> float:
     return (1.0 if metric == "ip" else -1.0) / temperature
 
 
-def block_distances(queries: Tensor, keys: Tensor, metric: str, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def block_distances(
+    queries: Tensor, keys: Tensor, metric: str, scale: float = 1.0, precision: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Squared L2 distances or inner products, times ``scale``, in two summands.
 
     |q - k|^2 = |q|^2 + |k|^2 - 2 q.k cancels badly when the norms are large and the distance is small. So for L2 both
@@ -24,6 +26,8 @@ def block_distances(queries: Tensor, keys: Tensor, metric: str, scale: float = 1
     Args:
         queries: (r, dim) float32
         keys: (m, dim) float32
+        precision: of the factors of an L2 distance's product. Half precision is for GPUs and models that have it; norms
+            and sums stay float32. (Inner products may be larger than half precision can say.)
 
     Returns:
         (r, m) and (r,): what depends on the key, and the rest, the same for all keys of a query. Adding them up would
@@ -31,8 +35,22 @@ def block_distances(queries: Tensor, keys: Tensor, metric: str, scale: float = 1
     """
     if metric == "ip":
         return torch.mm(queries * scale, keys.T), queries.new_zeros(len(queries))
-    partial = torch.addmm(_square_norms(keys) * scale, queries, keys.T, alpha=-2.0 * scale)
+    norms = _square_norms(keys) * scale
+    if precision == torch.float32:
+        partial = torch.addmm(norms, queries, keys.T, alpha=-2.0 * scale)
+    else:
+        partial = _float_product((queries * (-2.0 * scale)).to(precision), keys.to(precision)).add_(norms)
     return partial, _square_norms(queries) * scale
+
+
+def _float_product(queries: Tensor, keys: Tensor) -> Tensor:
+    """The product of factors in half precision, in single precision: (r, dim), (m, dim) -> (r, m) float32.
+
+    GPUs add up in single precision anyway; a result in half precision would throw away half of the digits.
+    """
+    if queries.device.type == "cuda" and hasattr(torch.ops.aten.mm, "dtype"):  # from torch 2.8 on
+        return torch.ops.aten.mm.dtype(queries, keys.T, torch.float32)
+    return torch.mm(queries.float(), keys.float().T)
 
 
 def _square_norms(vectors: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import KnnlmError
 from .distances import similarity_scale
+from .target_mass import Masses
 
 QUERIES_PER_PART = 1 << 15
 
@@ -17,7 +18,10 @@ class Search(ABC):
     """The one base of all engines. Those that visit whole lists also answer for every visited entry."""
 
     preferred_queries: int  # how many queries at once it likes best
+    part_queries: int = 0  # so many are searched elsewhere while the model works on the next ones; 0: all of them here
     metric: str  # l2 or ip
+    early_names: tuple[str, ...] = ()  # what ``masses`` tells that is known before any list is read
+    early_lists: int | None = None  # of how many lists of a query it tells the share of the mass that it expects there
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,15 +49,32 @@ class Search(ABC):
         """The values of the entries with these ids (m,)."""
         raise self._without_lists()
 
-    def target_mass(
-        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def masses(
+        self,
+        queries: np.ndarray,
+        targets: np.ndarray,
+        temperatures: list[float],
+        early: bool = False,
+        keep: bool = False,
+    ) -> Masses:
         """Log of the softmax's numerator and denominator over every visited entry, at each temperature.
 
         queries (n, dim), targets (n,) -> log sum of exp(similarity / T) over the entries whose value is the target
-        (temperatures, n), and over all entries (temperatures, n).
+        (temperatures, n), and over all entries (temperatures, n); the largest similarity, divided by the first
+        temperature (n,).
+
+        Args:
+            early: also tell ``early_names``
+            keep: also tell the sums by rank of a list, at the first temperature, where there are lists
         """
         raise self._without_lists()
+
+    def target_mass(
+        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The two sums of ``masses`` alone."""
+        found = self.masses(queries, targets, temperatures)
+        return found.target, found.total
 
     def _without_lists(self) -> KnnlmError:
         return KnnlmError(f"{type(self).__name__} visits no whole lists; search for a number of neighbours instead")

@@ -10,7 +10,7 @@ from ..datastore import Datastore
 from ..parallel import for_each
 from .distances import block_distances, neighbor_distances, similarity_scale
 from .engine import Search
-from .target_mass import TargetMass, runs
+from .target_mass import Masses, TargetMass, runs
 from .top_k import RunningNearest
 
 KEYS_PER_BLOCK = 2048
@@ -53,9 +53,14 @@ class ExactSearch(Search):
         """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
         return self.search(query, len(self.datastore))
 
-    def target_mass(
-        self, queries: np.ndarray, targets: np.ndarray, temperatures: list[float]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def masses(
+        self,
+        queries: np.ndarray,
+        targets: np.ndarray,
+        temperatures: list[float],
+        early: bool = False,
+        keep: bool = False,
+    ) -> Masses:
         mass = TargetMass(targets, [temperatures[0] / temperature for temperature in temperatures])
         values = self.datastore.values
 
@@ -72,7 +77,9 @@ class ExactSearch(Search):
 
     @staticmethod
     def _parts(queries: np.ndarray) -> tuple[Tensor, ...]:
-        return torch.arange(len(queries)).split(QUERIES_PER_BLOCK)
+        """Some queries for one thread at a time, so that all threads have some."""
+        share = -(-len(queries) // torch.get_num_threads())
+        return torch.arange(len(queries)).split(max(1, min(share, QUERIES_PER_BLOCK)))
 
     def _visit(
         self,

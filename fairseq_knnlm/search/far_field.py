@@ -1,12 +1,7 @@
 """The far field: lists that are not visited take part, too, each as one Gaussian.
 
-The keys of a list are taken as normally distributed around its centroid c, with a variance v in every dimension, which
-is the spread of this list. Then the expected mass of a list of n entries at temperature T is, for squared L2 distances,
-
-    n (1 + 2 v / T)^(-dim / 2) exp(-|q - c|^2 / (T + 2 v))
-
-and for inner products n exp(q.c / T + |q|^2 v / 2 T^2). The target's part of it is its share of the list's entries. The
-L2 distances to the centroids are known from choosing the lists to visit, so the far field costs next to nothing.
+The expected mass of a list is that of ``early.py``; the target's part of it is its share of the list's entries. So the
+far field costs next to nothing.
 
 Real lists have heavier tails than a Gaussian, so the estimate is too small, for all lists of a query by about the same
 factor. The visited lists tell that factor: there both the mass and its estimate are known. So nothing has to be tuned.
@@ -18,6 +13,7 @@ from torch import Tensor
 
 from ..index.list_files import SortedLists
 from ..parallel import for_each
+from .early import ListEstimates
 from .visits import stable_order
 
 PLACES_AT_ONCE = 1 << 18
@@ -25,21 +21,15 @@ QUERIES_AT_ONCE = 1 << 11  # whose estimates are in memory at once in a thread
 
 
 class FarField:
-    """Estimates of the mass of lists, from what stands beside an index."""
+    """Estimates of the mass of lists and of the target in them, from what stands beside an index."""
 
-    def __init__(self, lists: SortedLists, metric: str):
-        self._lists, self._metric, self._dim = lists, metric, lists.info.dim
-        self._sizes = np.diff(lists.file.starts)
-        with np.errstate(divide="ignore"):
-            self._log_sizes = torch.from_numpy(np.log(self._sizes)).float()  # -inf: an empty list has no mass
-        self._variances = torch.from_numpy(lists.spreads) / self._dim
-        self._means = torch.from_numpy(lists.means) if metric == "ip" else torch.empty(0)
+    def __init__(self, lists: SortedLists, estimates: ListEstimates):
+        self._lists, self._sizes, self.log_mass = lists, estimates.sizes, estimates.log_mass
         # A run is found by list and value in one: runs stand in the order of lists, and in a list of values.
         numbers = np.repeat(np.arange(len(self._sizes)), np.diff(lists.run_starts))
         self._vocabulary = int(lists.run_values.max()) + 1
         self._run_keys = numbers * self._vocabulary + lists.run_values
-        first_of_list = np.diff(numbers, prepend=-1) != 0
-        self._run_counts = np.where(first_of_list, lists.run_ends, np.diff(lists.run_ends, prepend=0)).astype(np.int32)
+        self._run_counts = estimates.run_counts
 
     def masses(
         self,
@@ -95,18 +85,6 @@ class FarField:
                 values.append(self._lists.run_values[runs])
                 masses.append(mass + np.log(self._run_counts[runs] / self._sizes[number]))
         return np.concatenate(values), np.concatenate(masses)
-
-    def log_mass(self, queries: Tensor, lists: np.ndarray, distances: np.ndarray, temperature: float) -> Tensor:
-        """The estimated log mass of lists (n, m), -1 for none, whose centroids are so far away (n, m) -> (n, m)."""
-        numbers, near = torch.from_numpy(np.maximum(lists, 0)), torch.from_numpy(distances)
-        variances = self._variances[numbers]
-        log_mass = self._log_sizes[numbers].masked_fill(torch.from_numpy(lists < 0), -torch.inf)
-        if self._metric == "ip":  # whose centroids have unit length, wherever the keys are: so with the means
-            products = torch.bmm(self._means[numbers], queries[:, :, None])[:, :, 0]
-            squares = queries.square().sum(dim=1, keepdim=True)
-            return log_mass + products / temperature + squares * variances / (2 * temperature * temperature)
-        widths = temperature + 2 * variances
-        return log_mass - 0.5 * self._dim * (widths / temperature).log() - near / widths
 
     def log_shares(self, lists: np.ndarray, targets: np.ndarray) -> Tensor:
         """Log of the share of each list's entries whose value is the target: (n, m), (n,) -> (n, m), -inf for none."""

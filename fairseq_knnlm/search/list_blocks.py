@@ -28,7 +28,7 @@ class ListBlock:
     """The entries of one list, in the order of their values."""
 
     number: int
-    stored: np.ndarray  # (m, dim) keys: float16, float32, or FAISS's unsigned 8-bit codes
+    stored: Tensor  # (m, dim) keys: float16, float32, or FAISS's unsigned 8-bit codes
     ids: np.ndarray  # (m,)
     run_values: np.ndarray  # (runs,) ascending; a run is the entries of one value
     run_ends: np.ndarray  # (runs,) where each run ends
@@ -59,13 +59,11 @@ class KeyDecoder:
             # FAISS's codes are unsigned: c + 128
             self._lowest = torch.from_numpy(codec.centre - CODES // 2 * codec.step).to(device)
 
-    def decode(self, stored: np.ndarray, origin: Tensor | None) -> Tensor:
+    def decode(self, stored: Tensor, origin: Tensor | None) -> Tensor:
         """(m, dim) -> (m, dim) float32, minus ``origin`` (dim,)."""
-        keys = torch.from_numpy(stored)
-        if self._pins:
-            keys = keys.pin_memory()
-        keys = keys.to(self._device, non_blocking=self._pins).float()
-        if stored.dtype == np.uint8 and self._step is not None and self._lowest is not None:
+        pins = self._pins and stored.device.type == "cpu"
+        keys = (stored.pin_memory() if pins else stored).to(self._device, non_blocking=pins).float()
+        if stored.dtype == torch.uint8 and self._step is not None and self._lowest is not None:
             lowest = self._lowest if origin is None else self._lowest - origin
             return torch.addcmul(lowest, keys, self._step)
         return keys if origin is None else keys - origin
@@ -87,9 +85,13 @@ class FileLists:
         for chunk, data in ahead(read, CHUNKS_AHEAD) if much else read:  # a little is here sooner than a thread
             for number in chunk.tolist():
                 codes, ids = file.split(data, int(chunk[0]), number)
-                runs = slice(*self._lists.run_starts[number : number + 2].tolist())
                 stored = codes.view(self._dtype) if self._holds_keys else as_floats(self._datastore, ids)
-                yield ListBlock(number, stored, ids, self._lists.run_values[runs], self._lists.run_ends[runs])
+                yield ListBlock(number, torch.from_numpy(stored), ids, *self.runs(number))
+
+    def runs(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The values of a list and where the run of each ends: (runs,), (runs,)."""
+        runs = slice(*self._lists.run_starts[number : number + 2].tolist())
+        return self._lists.run_values[runs], self._lists.run_ends[runs]
 
 
 def plan_chunks(file: ListFile, numbers: np.ndarray) -> list[np.ndarray]:
@@ -105,6 +107,23 @@ def plan_chunks(file: ListFile, numbers: np.ndarray) -> list[np.ndarray]:
             chunks.append(numbers[first:place])
             first = place
     return chunks
+
+
+class ResidentLists:
+    """A range of our lists in the memory of a device, where they are read once and stay."""
+
+    def __init__(self, lists: FileLists, device: torch.device, first: int, stop: int):
+        """The lists from ``first`` to ``stop`` (not included)."""
+        self._lists, self.sizes = lists, lists.sizes
+        self._stored: dict[int, Tensor] = {}
+        self._ids: dict[int, np.ndarray] = {}
+        numbers = np.arange(first, stop)
+        for block in lists.stream(numbers[self.sizes[first:stop] > 0]):
+            self._stored[block.number], self._ids[block.number] = block.stored.to(device), block.ids.copy()
+
+    def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
+        for number in numbers.tolist():
+            yield ListBlock(number, self._stored[number], self._ids[number], *self._lists.runs(number))
 
 
 class FaissLists:
@@ -136,7 +155,8 @@ class FaissLists:
         ids = faiss.rev_swig_ptr(inverted_lists(self._ivf).get_ids(number), self._ivf.get_list_size(number))
         values = self._datastore.values_of(ids)
         order = values.argsort(kind="stable")
-        return ListBlock(number, self._read_keys(number, ids[order], order), ids[order], *runs(values[order]))
+        stored = torch.from_numpy(self._read_keys(number, ids[order], order))
+        return ListBlock(number, stored, ids[order], *runs(values[order]))
 
 
 def as_floats(datastore: Datastore, ids: np.ndarray) -> np.ndarray:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
-from tqdm import tqdm
 
 from ..errors import KnnlmError
 from ..mixture.interpolation import perplexity
 from ..mixture.scoring import lm_target_log_probs
 from ..models.spalm_lm import SPALMDecoder
 from ..models.transformer_xl import TransformerXLDecoder
+from ..progress import progress
 from ..saved_runs.format import SavePart
 from ..tasks.spalm import SPALMTask, SPALMTaskConfig
 
@@ -62,7 +62,7 @@ class SplitReader:
         """The tokens [start, stop), after as much of the text before them as the memory can hold."""
         first, last = start // self.segment, -(-stop // self.segment)
         warm_up = max(0, first - -(-self.decoder.reach(self.segment) // self.segment))
-        with tqdm(total=stop - start, unit="token", unit_scale=True, desc="reading") as bar:
+        with progress("reading", stop - start, " tokens") as bar:
             for number in range(warm_up, last):
                 batch = self.dataset.collater([self.dataset[number]])
                 inputs = batch["net_input"]

@@ -16,7 +16,8 @@ from . import system
 from .faults import write_failure
 
 TEMPORARY = re.compile(r".+\.[0-9a-f]{12}\.tmp")
-LOCK = re.compile(r"(manifest\.json|positions\.npy|shard-\d{5})\.lock")  # that a killed holder did not remove
+# that a killed holder did not remove
+LOCK = re.compile(r"(manifest\.json|positions\.npy|tuned\.json|shard-\d{5})\.lock")
 
 
 class OutputFile:

@@ -12,6 +12,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig
 
 from ..errors import KnnlmError
 from ..keys import KEYS
+from ..memory.defaults import flag
 
 if TYPE_CHECKING:  # classes that are made when the program runs are no types
     KEY_CHOICES = str
@@ -19,12 +20,14 @@ if TYPE_CHECKING:  # classes that are made when the program runs are no types
     METRIC_CHOICES = str
     MASK_CHOICES = str
     SCORE_CHOICES = str
+    ENGINE_CHOICES = str
 else:
     KEY_CHOICES = ChoiceEnum(list(KEYS))
     KEY_DTYPE_CHOICES = ChoiceEnum(["float16", "float32", "int8"])
     METRIC_CHOICES = ChoiceEnum(["l2", "ip"])
     MASK_CHOICES = ChoiceEnum(["index", "exact"])
     SCORE_CHOICES = ChoiceEnum(["exact", "index"])
+    ENGINE_CHOICES = ChoiceEnum(["local", "ray"])
 
 
 def _help(text: str) -> dict:
@@ -40,6 +43,10 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
             "write the keys and values of --gen-subset to the datastore DIR; an interrupted dump resumes, and "
             "--num-shards N --shard-id I does one contiguous part of it"
         ),
+    )
+    knn_dry_run: bool = field(
+        default=False,
+        metadata=_help("with --knn-dump: say what it would write, how long it would take, and write nothing"),
     )
     knn_key: Optional[KEY_CHOICES] = field(
         default=None,
@@ -78,18 +85,35 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     knn_datastore: Optional[str] = field(
         default=None, metadata=_help("score with these datastores: DIR[,DIR...]")
     )
-    knn_k: str = field(
-        default="1024",
+    knn_preset: Optional[str] = field(
+        default=None,
         metadata=_help(
-            "neighbours per query, or 'all': every entry of the visited clusters, exactly, with no selection"
+            "paper: the published setting in one flag: --knn-index paper --knn-k 1024 --knn-lambda 0.25 "
+            "--knn-temperature 1; those of them that are given win"
         ),
     )
-    knn_lambda: str = field(
-        default="0.25",
-        metadata=_help("weight of the kNN distribution: one value for each datastore, or one per datastore (a,b,...)"),
+    knn_k: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "all: every entry of the visited lists, exactly, with no selection; or a number of neighbours per query "
+            "(default: all, or what knnlm tune --keep stored; 1024 where the index or --knn-score needs a number)"
+        ),
     )
-    knn_temperature: float = field(default=1.0, metadata=_help("softmax temperature of the kNN distribution"))
-    knn_nprobe: int = field(default=32, metadata=_help("clusters visited per query by an IVF index"))
+    knn_lambda: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "weight of the kNN distribution: one value for each datastore, or one per datastore (a,b,...) (default: "
+            "what knnlm tune --keep stored, else 0.25)"
+        ),
+    )
+    knn_temperature: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "softmax temperature of the kNN distribution: one value, or one per datastore (a,b,...) (default: what "
+            "knnlm tune --keep stored, else one at the scale of the datastore's own neighbour distances)"
+        ),
+    )
+    knn_nprobe: int = field(default=32, metadata=_help("inverted lists visited per query"))
     knn_far: int = field(
         default=0,
         metadata=_help(
@@ -99,7 +123,24 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     )
     knn_device: str = field(
         default="auto",
-        metadata=_help("where the search runs: cpu, cuda, cuda:N, or auto (the model's GPU if the lists fit)"),
+        metadata=_help(
+            "where the search runs: cpu, cuda, cuda:N, several GPUs (cuda:0,cuda:1), or auto (the model's GPU if the "
+            "lists fit)"
+        ),
+    )
+    knn_engine: ENGINE_CHOICES = field(
+        default="local",
+        metadata=_help(
+            "who searches: this process, or a Ray cluster whose nodes have a range of the index's lists each (extra "
+            "ray)"
+        ),
+    )
+    knn_ray_address: str = field(
+        default="auto",
+        metadata=_help(
+            "with --knn-engine ray: auto (the cluster that this machine belongs to), HOST:PORT of its head, or local "
+            "(this machine alone)"
+        ),
     )
     knn_metric: METRIC_CHOICES = field(
         default="l2", metadata=_help("squared L2 distance or inner product")
@@ -112,6 +153,18 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
         default="exact",
         metadata=_help("which distances: exact ones with the stored keys, or the index's own approximation"),
     )
+    # learned heads
+    knn_head: Optional[str] = field(
+        default=None,
+        metadata=_help("mix in these heads, which knnlm learn trained: HEAD[,HEAD...]; alone or beside datastores"),
+    )
+    knn_head_lambda: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "weight of each head: one value for all, or one per head (a,b,...) (default: what knnlm tune --keep "
+            "stored, else 0.25)"
+        ),
+    )
     # continuous cache
     knn_cache_size: int = field(
         default=0,
@@ -120,15 +173,36 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
             "the first datastore's key, or --knn-key"
         ),
     )
-    knn_cache_lambda: float = field(default=0.1, metadata=_help("weight of the cache distribution"))
-    knn_cache_theta: float = field(
-        default=0.1, metadata=_help("sharpness of the cache: shares are proportional to exp(theta * h_t . h_i)")
+    knn_cache_lambda: Optional[float] = field(
+        default=None,
+        metadata=_help("weight of the cache distribution (default: what knnlm tune --keep stored, else 0.1)"),
+    )
+    knn_cache_theta: Optional[float] = field(
+        default=None,
+        metadata=_help(
+            "sharpness of the cache: shares are proportional to exp(theta * h_t . h_i) (default: what knnlm tune "
+            "--keep stored, else 0.1)"
+        ),
     )
     knn_cache_boundary: Optional[str] = field(
         default=None,
         metadata=_help(
             "forget the previous document after this line of the scored text, as it was tokenised ('' is an empty "
             "line); re:PATTERN takes every line that the regular expression matches as a whole"
+        ),
+    )
+    # gate
+    knn_gate: Optional[str] = field(
+        default=None,
+        metadata=_help(
+            "weights of LM and memories for each token by its context, as knnlm gate has learnt them; also decides "
+            "temperatures and theta"
+        ),
+    )
+    knn_gate_skip: float = field(
+        default=0.0,
+        metadata=_help(
+            "with --knn-gate: leave out this share of the list visits, where they matter least, before any list is read"
         ),
     )
     # keep
@@ -139,34 +213,68 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
             "tune and knnlm sweep need neither model nor search"
         ),
     )
+    knn_save_top: int = field(
+        default=0,
+        metadata=_help(
+            "with --knn-save: also keep the N most probable tokens of the LM and their probabilities, for each token "
+            "of the text (4 to 6 bytes each): soft labels for --criterion soft_labels (0: none)"
+        ),
+    )
 
 
-def check_dump_flags(args: Any, targets: list[str]) -> None:
+def flags() -> list[str]:
+    """As a user types them."""
+    names = (setting.name for setting in fields(KNNLanguageModelingConfig))
+    return ["--" + name.replace("_", "-") for name in names if name.startswith("knn_")]
+
+
+def check_dump_flags(args: Any, targets: list[str], models: int) -> None:
     """Refuse what a dump cannot do."""
+    if models > 1:
+        raise KnnlmError(f"a datastore holds keys of one model, and --path names {models}; give --path only one")
+    flag(args, "knn_index")  # refuses an unknown preset
     if args.knn_datastore:
         raise KnnlmError("--knn-dump and --knn-datastore are two runs: dump first, then score")
-    if args.knn_cache_size or args.knn_save:
-        raise KnnlmError("--knn-cache-size and --knn-save are for scoring; dump without them")
+    if args.knn_cache_size or args.knn_save or args.knn_save_top or args.knn_head or args.knn_gate:
+        flags = "--knn-cache-size, --knn-head, --knn-gate, --knn-save and --knn-save-top"
+        raise KnnlmError(f"{flags} are for scoring; dump without them")
+    if str(args.knn_engine) == "ray":
+        raise KnnlmError("--knn-engine is for scoring; dump with the nodes of a Ray cluster by knnlm cluster dump")
     if targets != ["future"]:
         raise KnnlmError("a datastore holds next tokens; dump without --self-target and --past-target")
 
 
 def refuse_idle_flags(args: Any) -> None:
     """A flag that does nothing is a mistake worth hearing of."""
-    for flag in fields(KNNLanguageModelingConfig):
-        if not flag.name.startswith("knn_") or str(getattr(args, flag.name)) == str(flag.default):
+    for option in fields(KNNLanguageModelingConfig):
+        if not option.name.startswith("knn_") or str(getattr(args, option.name)) == str(option.default):
             continue
         cached, needs = args.knn_cache_size, "--knn-datastore or --knn-dump"
-        if flag.name == "knn_save":
+        if option.name == "knn_save":
             continue
-        if flag.name.startswith("knn_cache"):
+        if option.name == "knn_save_top":
+            if not args.knn_save:
+                raise KnnlmError("--knn-save-top does nothing without --knn-save; add it, or leave this out")
+            continue
+        if option.name.startswith("knn_cache"):
             idle, needs = not cached, "--knn-cache-size"
-        elif flag.name in ("knn_key_dtype", "knn_key_dim"):
+        elif option.name.startswith("knn_head"):
+            idle, needs = not args.knn_head, "--knn-head"
+        elif option.name == "knn_gate":
+            idle = not (args.knn_datastore or args.knn_head or cached)
+            needs = "--knn-datastore, --knn-head or --knn-cache-size"
+        elif option.name == "knn_gate_skip":
+            idle, needs = not args.knn_gate, "--knn-gate"
+        elif option.name == "knn_ray_address":
+            idle, needs = str(args.knn_engine) != "ray", "--knn-engine ray"
+        elif option.name == "knn_dry_run":
+            idle, needs = True, "--knn-dump"
+        elif option.name in ("knn_key_dtype", "knn_key_dim"):
             idle, needs = True, "--knn-dump: a datastore's keys stay as they are"
-        elif flag.name in ("knn_key", "knn_layer"):
-            idle = not (args.knn_datastore or cached)
+        elif option.name in ("knn_key", "knn_layer"):
+            idle = not (args.knn_datastore or args.knn_head or cached)
         else:
             idle = not args.knn_datastore
         if idle:
-            name = "--" + flag.name.replace("_", "-")
+            name = "--" + option.name.replace("_", "-")
             raise KnnlmError(f"{name} does nothing without {needs}; add one, or leave it out")

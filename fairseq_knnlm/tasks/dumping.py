@@ -9,12 +9,16 @@ import numpy as np
 import torch
 
 from ..data.context_blocks import own_positions
-from ..datastore import Shard, ShardWriter
+from ..datastore import Datastore, Shard, ShardWriter
 from ..datastore.dump_plan import DumpPlan
 from ..datastore.key_codec import KeyForm, LearntCodec, check_dim, learn_codec
+from ..errors import resumable
+from ..index import describe_index, list_indexes
 from ..keys import KeyExtractor, Model, key_dimension
 from ..keys.running import for_each_batch
-from .eval_lm import GroupedBatches, say_that_a_dump_has_no_loss
+from ..progress import progress
+from .eval_lm import GroupedBatches, end_with, show_own_progress
+from .summaries import dump_summary
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +40,31 @@ class EntryMaker:
         model.eval()
 
     @torch.no_grad()
-    def make(self, group: dict) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Keys (n, C) and values (n,) of each batch of a group (see GroupedBatches), in corpus order."""
+    def make(self, group: dict, done: Callable[[int], None] | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Keys (n, C) and values (n,) of each batch of a group (see GroupedBatches), in corpus order.
+
+        Args:
+            done: told how many are made, from any thread
+        """
+
+        def make_some(batch: dict) -> tuple[np.ndarray, np.ndarray]:
+            keys, values = self._entries(batch)
+            if done is not None:
+                done(len(values))
+            return keys, values
+
         for batch in group["warm_up"]:  # what a model with a memory has to read before the batches
             self._model(**batch["net_input"], features_only=True)
-        return for_each_batch(self._model, self._entries, group["batches"])
+        return for_each_batch(self._model, make_some, group["batches"])
 
     def learn_codec(self, groups: GroupedBatches, form: KeyForm) -> LearntCodec:
         """How to make keys compact, from those of some groups."""
         logger.info(
             f"learning how to store keys of {form.source_dim} dimensions as {form.dim} x {form.dtype}, from a sample"
         )
-        return learn_codec(np.concatenate([keys for group in groups for keys, _ in self.make(group)]), form)
+        with progress("sampling keys", 0, " keys") as bar:
+            sample = np.concatenate([keys for group in groups for keys, _ in self.make(group, bar.update)])
+        return learn_codec(sample, form)
 
     def _entries(self, batch: dict) -> tuple[np.ndarray, np.ndarray]:
         own = own_positions(batch, self._skip)
@@ -65,8 +82,8 @@ class KeyDumper:
         self._rows = 0  # of it that have come
         self._open: ShardWriter | None = None  # None: another process has written this shard meanwhile
 
-    def dump(self, group: dict) -> None:
-        for keys, values in self._entries.make(group):
+    def dump(self, group: dict, done: Callable[[int], None]) -> None:
+        for keys, values in self._entries.make(group, done):
             self._append(keys, values)
 
     def _append(self, keys: np.ndarray, values: np.ndarray) -> None:
@@ -98,26 +115,33 @@ class DumpBatches:
             when_complete: called if the datastore is finished then
         """
         self._groups, self._dumper, self._plan, self._when_complete = groups, dumper, plan, when_complete
+        show_own_progress()
 
     def __len__(self) -> int:
         return len(self._groups) if self._groups is not None else 0
 
     def __iter__(self) -> Iterator[dict]:
-        started = time.perf_counter()
-        if self._groups is not None:
-            for group in self._groups:
-                self._dumper.dump(group)
-                yield {}  # one step of fairseq's progress bar; a sample without net_input is passed over
-            rows, seconds = sum(shard.rows for shard in self._plan.shards), time.perf_counter() - started
-            logger.info(f"dumped {rows:,} entries in {seconds:.1f}s ({rows / seconds:.2f} tokens/s)")
-        self._finish()
+        folder = self._plan.folder
+        rows, seconds = 0, 0.0
+        with resumable(f"the finished shards are in {folder}; run the same command again to continue"):
+            if self._groups is not None:
+                started, rows = time.perf_counter(), sum(shard.rows for shard in self._plan.shards)
+                with progress("dumping", rows, " entries") as bar:
+                    for group in self._groups:
+                        self._dumper.dump(group, bar.update)
+                        yield {}  # one step of eval_lm, which passes over a sample without net_input
+                seconds = time.perf_counter() - started
+                logger.info(f"dumped {rows:,} entries in {seconds:.1f}s ({rows / seconds:.2f} tokens/s)")
+            self._finish(rows, seconds)
 
-    def _finish(self) -> None:
+    def _finish(self, rows: int, seconds: float) -> None:
         writer, folder = self._plan.writer, self._plan.folder
+        missing, indexes = 0, []
         if writer.finish():
             logger.info(f"{folder} is complete: {writer.manifest.entries:,} entries")
             self._when_complete()
+            indexes = [describe_index(info) for info in list_indexes(Datastore(folder))]
         else:
             missing = len(writer.missing_shards())
             logger.info(f"this part is done; {missing} shards of other parts are still missing in {folder}")
-        say_that_a_dump_has_no_loss()
+        end_with(dump_summary(folder, writer.manifest, rows, seconds, missing, indexes), with_loss=False)

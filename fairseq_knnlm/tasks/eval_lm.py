@@ -3,16 +3,23 @@
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq import checkpoint_utils
+from fairseq.logging import progress_bar
 from fairseq.sequence_scorer import SequenceScorer
-from fairseq.utils import apply_to_sample
+from fairseq.utils import apply_to_sample, split_paths
 
 from ..data.parts import ReadingPlan
 from ..errors import KnnlmError
+from ..progress import Style, progress
 from .scorer import KNNSequenceScorer
+
+logger = logging.getLogger(__name__)
 
 
 class InstalledScorer:
@@ -45,24 +52,72 @@ def _eval_lm_modules(name: str) -> list:
     return [module for module in modules if getattr(module, name, None) is not None]
 
 
-def say_that_a_dump_has_no_loss() -> None:
-    """eval_lm ends by logging a loss over no tokens, which reads like a failure or like a result; say what it is."""
+def load_several_models() -> None:
+    """Let the running eval_lm load every checkpoint of ``--path a.pt:b.pt``, once.
+
+    fairseq-generate takes such a path apart and eval_lm's scorer averages any number of models, but eval_lm itself
+    takes the whole of it for the name of one file.
+    """
+    modules = [module for module in _eval_lm_modules("checkpoint_utils") if hasattr(module, "eval_lm")]
+
+    def load(paths: list[str], *args: Any, **kwargs: Any) -> Any:
+        for module in modules:
+            module.checkpoint_utils = checkpoint_utils
+        files = [file for path in paths for file in ([path] if Path(path).exists() else split_paths(path))]
+        return checkpoint_utils.load_model_ensemble_and_task(files, *args, **kwargs)
+
+    for module in modules:
+        module.checkpoint_utils = SimpleNamespace(load_model_ensemble_and_task=load)
+
+
+def show_own_progress() -> None:
+    """Keep fairseq's bar away once: our batches tell themselves how far they are, in tokens.
+
+    Theirs counts steps, which are few and long here, and off a terminal it says nothing at all.
+    """
+    modules = _eval_lm_modules("progress_bar")
+
+    def no_bar(
+        batches: Iterable[dict], log_format: str | None = None, default_log_format: str = "tqdm", **_: Any
+    ) -> Iterable[dict]:
+        for module in modules:
+            module.progress_bar = progress_bar
+        Style.chosen = {"tqdm": "auto", "none": "none"}.get(log_format or default_log_format, "lines")
+        return batches
+
+    for module in modules:
+        module.progress_bar = SimpleNamespace(progress_bar=no_bar)
+
+
+def end_with(summary: str, with_loss: bool = True) -> None:
+    """Let the last thing that eval_lm logs be this summary.
+
+    Args:
+        with_loss: False: leave out what eval_lm says of the loss over no tokens, which reads like a failure
+    """
     for module in _eval_lm_modules("logger"):
-        if not any(isinstance(present, _NoLoss) for present in module.logger.filters):
-            module.logger.addFilter(_NoLoss())
+        for present in [present for present in module.logger.filters if isinstance(present, _Ending)]:
+            module.logger.removeFilter(present)
+        module.logger.addFilter(_Ending(summary, with_loss))
 
 
-class _NoLoss(logging.Filter):
-    """Leaves out the number of evaluated tokens, and replaces the line with the loss; once."""
+class _Ending(logging.Filter):
+    """Waits for the line with the loss, which is eval_lm's last one; once."""
+
+    def __init__(self, summary: str, with_loss: bool):
+        super().__init__()
+        self._summary, self._with_loss = summary, with_loss
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if re.match("Evaluated [0-9,]+ tokens", message):
-            return False
         if message.startswith("Loss (base 2)"):
-            record.msg, record.args = "a dump computes no loss; score a split with --knn-datastore", ()
-            logging.getLogger(record.name).removeFilter(self)
-        return True
+            theirs = logging.getLogger(record.name)
+            theirs.removeFilter(self)
+            if self._with_loss:
+                theirs.callHandlers(record)  # now, so that the summary comes after it
+            logger.info(self._summary)
+            return False
+        return self._with_loss or not re.match("Evaluated [0-9,]+ tokens", message)
 
 
 class GroupedBatches:
@@ -109,8 +164,11 @@ def _merge(batches: list[dict], warm_up: list[dict]) -> dict:
 class ScoredBatches:
     """Groups of batches for our scorer, which is told when the last one has been scored."""
 
-    def __init__(self, groups: GroupedBatches, installed: InstalledScorer):
-        self._groups, self._installed = groups, installed
+    def __init__(self, groups: GroupedBatches, installed: InstalledScorer, plan: ReadingPlan, text: str):
+        """text: what is scored, for the summary"""
+        start, stop = plan.scored_tokens
+        self._groups, self._installed, self._tokens, self._text = groups, installed, stop - start, text
+        show_own_progress()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -122,6 +180,14 @@ class ScoredBatches:
                 "this fairseq builds its scorer in a way that fairseq-knnlm does not know; "
                 "install fairseq-fixed 0.12 and run fairseq-eval-lm"
             )
-        yield from self._groups
-        if isinstance(scorer, KNNSequenceScorer):
-            scorer.finish()
+        if not isinstance(scorer, KNNSequenceScorer):
+            yield from self._groups
+            return
+        with progress("scoring", self._tokens, " tokens") as bar:
+            for number, group in enumerate(self._groups, start=1):
+                scorer.step = "" if len(self) == 1 else f", step {number} of {len(self)}"
+                scorer.done = bar.update
+                yield group
+        scorer.finish()
+        if scorer.totals.tokens:
+            end_with(scorer.summary(self._text))

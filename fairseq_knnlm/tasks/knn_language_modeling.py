@@ -6,7 +6,6 @@ It turns flags into the objects that do the work (a dump plan, or memories for t
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,30 +14,32 @@ from typing import Any
 import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
-from fairseq.modules import LearnedPositionalEmbedding
-from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import register_task
-from fairseq.tasks.language_modeling import LanguageModelingTask
 
+from ..criterions import soft_labels  # noqa: F401  registers the criterion, which fairseq does not look for
+from ..criterions.label_sources import LabelledBlocks, SoftLabels
 from ..data.context_blocks import ContextBlockDataset
 from ..data.dictionaries import dictionary_facts
 from ..data.parts import ReadingPlan, contiguous_part
-from ..datastore import Datastore
-from ..datastore.dump_plan import DumpPlan, sample_blocks
-from ..datastore.key_codec import SAMPLE_ROWS, LearntCodec
+from ..data.splits import check_dictionary_exists, check_split
+from ..data.text_counts import TextCounts, count_text, has_counts
 from ..errors import KnnlmError
-from ..index import build_index_if_missing
-from ..keys import DEFAULT_KEY, KeyExtractor, Model, check_model, resolve_layer, weights_fingerprint
+from ..keys import Model, weights_fingerprint
 from ..keys.running import runs_in_threads
-from ..memory import ContinuousCache, DatastoreMemory, Documents, Memory, name_memories
-from ..memory.opening import find_documents, open_cache, open_datastores
-from ..mixture.generation import KNNLanguageModel
+from ..memory import ContinuousCache, DatastoreMemory, Documents, HeadMemory, Memory, name_memories
+from ..memory.opening import find_documents, open_cache
+from ..mixture.gate import Gate
+from ..mixture.lm_features import LM_FEATURES
 from ..mixture.scoring import is_standard_decoder
 from ..saved_runs.format import RunFacts, SaveWriter
 from ..storage import file_sha256
 from .config import KNNLanguageModelingConfig, check_dump_flags, refuse_idle_flags
-from .dumping import DumpBatches, EntryMaker, KeyDumper, key_form
-from .eval_lm import GroupedBatches, ScoredBatches, install_scorer
+from .context import check_lengths, trained_length, warn_of_long_context, warn_of_other_context
+from .dump_preparation import DumpedText, prepare_dump
+from .dumping import DumpBatches
+from .eval_lm import GroupedBatches, ScoredBatches, install_scorer, load_several_models
+from .gating import attach, open_gate, open_gated_memories, with_gate_values
+from .generating import GeneratingTask
 from .scorer import KNNSequenceScorer
 
 logger = logging.getLogger(__name__)
@@ -50,42 +51,41 @@ CPU_GROUP_TOKENS = 1 << 15
 
 
 @register_task("knn_language_modeling", dataclass=KNNLanguageModelingConfig)
-class KNNLanguageModelingTask(LanguageModelingTask):
+class KNNLanguageModelingTask(GeneratingTask):
     """Language modelling that memorises a corpus and predicts with it."""
 
-    # The last model built and the last split loaded: fairseq does not pass them to eval_lm_dataloader.
-    built: Model | None = None
-    split = ""
-    mixture: KNNLanguageModel | None = None  # that build_generator made of the LM and its memories
+    split = ""  # the last one loaded: fairseq does not pass it to eval_lm_dataloader
+    trained_tokens: int | None = None  # of a sample in training
+    soft_labels: SoftLabels | None = None  # of the training split, which --criterion soft_labels reads
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> "KNNLanguageModelingTask":
+        load_several_models()
+        return super().setup_task(args, **kwargs)
+
+    @classmethod
+    def setup_dictionary(cls, args: Any, **kwargs: Any) -> tuple[Dictionary, Dictionary]:
+        if args.data:
+            check_dictionary_exists(args.data)
+        return super().setup_dictionary(args, **kwargs)
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Model:
-        self.built = super().build_model(args, from_checkpoint)
-        return self.model
+        self.models.append(super().build_model(args, from_checkpoint))
+        self.trained_tokens = min(filter(None, (self.trained_tokens, trained_length(args))), default=None)
+        return self.models[-1]
 
-    @property
-    def model(self) -> Model:
-        if self.built is None:
-            raise RuntimeError("the task has built no model yet")
-        return self.built
-
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> Any:
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         if self.args.tokens_per_sample <= 0:
             raise KnnlmError(
                 "--tokens-per-sample includes the context, so it must be larger than --context-window "
                 f"(what is left is {self.args.tokens_per_sample})"
             )
-        path = self._split_path(split, epoch)
-        empty = KnnlmError(f"the split {path} is empty; binarise a text with at least one line")
-        binary = Path(f"{path}.bin")
-        if binary.exists() and binary.stat().st_size == 0:  # which fairseq cannot map
-            raise empty
-        lines = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl, combine=combine)
-        if lines is None:
-            raise KnnlmError(f"there is no split {path}; run fairseq-preprocess, or choose another --gen-subset")
-        if len(lines) == 0:
-            raise empty
+        check_split(self._split_path(split, epoch), self.dictionary, self.args.dataset_impl, combine)
         self.split = split
-        return super().load_dataset(split, epoch, combine, **kwargs)
+        super().load_dataset(split, epoch, combine, **kwargs)
+        if self.soft_labels is not None and self.soft_labels.split == split:
+            facts = dictionary_facts(self.target_dictionary)
+            self.datasets[split] = LabelledBlocks(self.datasets[split], self.soft_labels, facts)
 
     def _split_path(self, split: str, epoch: int = 1) -> str:
         folders = utils.split_paths(self.args.data)
@@ -104,10 +104,18 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         context_window: int = 0,
     ) -> Iterable[dict]:
         """Prepare what the flags ask for; batches of the corpus in order, a shard being a contiguous part of it."""
-        self._check_lengths(dataset, max_positions, context_window)
+        if self.text.has_own_tokenizer and (self._bos_tokens or self.targets != ["future"]):
+            raise KnnlmError(
+                "a model of Hugging Face predicts the tokens of its tokenizer; leave out --add-bos-token, "
+                "--self-target and --past-target"
+            )
+        check_lengths(self.model, int(dataset.sizes.max()), max_positions, context_window)
+        if not self._model_memory():  # a model with a memory reads as much as it likes
+            warn_of_long_context(self.trained_tokens, self.args.tokens_per_sample + context_window)
         rows = np.asarray(dataset.sizes, np.int64)
         if max_tokens and next(self.model.parameters()).device.type == "cpu":
             max_tokens = min(max_tokens, max(CPU_BATCH_TOKENS, self.args.tokens_per_sample))
+        num_workers = 0 if str(self.args.knn_engine) == "ray" else num_workers  # forked beside Ray, one may hang
         sizes = {
             "max_tokens": max_tokens, "max_sentences": batch_size, "num_workers": num_workers,
             "data_buffer_size": data_buffer_size,
@@ -124,108 +132,36 @@ class KNNLanguageModelingTask(LanguageModelingTask):
 
     def _batches_of(self, dataset: Any, ranges: list[tuple[int, int]], context_window: int, **sizes: Any) -> Any:
         """An iterator over the batches of some ranges of blocks, in order."""
-        blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges)
+        # Blocks that are lines of their own begin as a text does; all others with the token that stands before them.
+        alone = str(self.args.sample_break_mode) != "none" and context_window == 0
+        joined = self.text.has_own_tokenizer and not alone
+        blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges, joined)
         return self.get_batch_iterator(dataset=blocks, **sizes).next_epoch_itr(shuffle=False)
 
     def _model_memory(self) -> int:
         """How many tokens before a block the model must have read. None: a block brings its own context."""
         return 0
 
-    def _check_lengths(self, dataset: Any, max_positions: int | None, context_window: int) -> None:
-        """Refuse what fairseq would drop in silence (blocks that are too long) or crash on."""
-        longest = int(dataset.sizes.max())
-        learned = isinstance(getattr(self.model.decoder, "embed_positions", None), LearnedPositionalEmbedding)
-        with_context = longest + context_window if learned else longest  # sinusoids extrapolate
-        if max_positions is not None and with_context > max_positions:
-            raise KnnlmError(
-                f"samples of {with_context} tokens do not fit the model's {max_positions} positions; "
-                f"use --tokens-per-sample {max_positions} or less (it includes --context-window)"
-            )
-
     @property
     def _bos_tokens(self) -> int:
         """How many tokens in front of each block are not from the corpus."""
         return 1 if self.args.add_bos_token else 0
 
-    # --- generating -------------------------------------------------------------------------------------------------
-
-    def build_generator(self, models: list[Model], args: Any, *extra: Any, **kwargs: Any) -> Any:
-        """The stock generator; with ``--knn-datastore`` on a model whose probabilities are the mixture's."""
-        for flag in ("knn_dump", "knn_cache_size", "knn_save"):
-            if getattr(self.args, flag):
-                name = "--" + flag.replace("_", "-")
-                raise KnnlmError(f"{name} is for fairseq-eval-lm; generate without it")
-        refuse_idle_flags(self.args)
-        if self.args.knn_datastore:
-            if len(models) != 1:
-                raise KnnlmError("--knn-datastore goes with one checkpoint; give --path only one")
-            self.mixture = KNNLanguageModel(models[0], self._open_datastores(models[0]))
-            models = [self.mixture]
-        return super().build_generator(models, args, *extra, **kwargs)
-
-    def inference_step(
-        self, generator: Any, models: list[Model], sample: dict, prefix_tokens: Any = None, constraints: Any = None
-    ) -> Any:
-        if isinstance(generator, SequenceScorer):  # --score-reference
-            scored = models if self.mixture is None else [self.mixture]
-            return super().inference_step(generator, scored, sample, prefix_tokens, constraints)
-        model = generator.model.single_model
-        if not isinstance(model, KNNLanguageModel):
-            return super().inference_step(generator, models, sample, prefix_tokens, constraints)
-        started, search, steps = time.perf_counter(), model.search_seconds, model.steps
-        result = super().inference_step(generator, models, sample, prefix_tokens, constraints)
-        seconds, search, steps = time.perf_counter() - started, model.search_seconds - search, model.steps - steps
-        if steps:
-            logger.info(
-                f"kNN-LM: {steps} steps of {1000 * seconds / steps:.1f} ms, of which model "
-                f"{1000 * (seconds - search) / steps:.1f} ms and search {1000 * search / steps:.1f} ms"
-            )
-        return result
-
-    def build_dataset_for_inference(self, src_tokens: Any, src_lengths: Any, **kwargs: Any) -> Any:
-        longest, limit = int(max(src_lengths)), self.model.max_positions()
-        if limit is not None and longest >= limit:  # fairseq's own message is a traceback
-            raise KnnlmError(
-                f"a prompt has {longest - 1} tokens, but the model has {limit} positions; shorten it to leave room for "
-                "what is to be generated"
-            )
-        return super().build_dataset_for_inference(src_tokens, src_lengths, **kwargs)
-
     # --- dumping ---------------------------------------------------------------------------------------------------
 
     def _dump(
         self, rows: np.ndarray, num_parts: int, part: int, context_window: int, batches_of: Callable[[ReadingPlan], Any]
-    ) -> DumpBatches:
+    ) -> DumpBatches | list[dict]:
         """What eval_lm iterates over to write the missing shards of a part."""
-        check_dump_flags(self.args, self.targets)
-        check_model(self.model)
-        form = key_form(self.model, self.args)
-        facts: dict[str, Any] = {
-            **form.facts(),
-            "key": str(self.args.knn_key or DEFAULT_KEY),
-            "layer": resolve_layer(self.model.decoder, self.args.knn_layer),
-            "vocabulary_size": len(self.target_dictionary),
-            "source": self._source(context_window),
-        }
-        extractor = KeyExtractor(self.model, facts["key"], facts["layer"])
-        entries = EntryMaker(self.model, extractor, self._bos_tokens)
+        check_dump_flags(self.args, self.targets, len(self.models))
 
         def groups_of(ranges: list[tuple[int, int]]) -> GroupedBatches:
             reading = ReadingPlan.of(rows, ranges, self._model_memory())
             return GroupedBatches(batches_of(reading), self._group_tokens(), reading)
 
-        def make_codec() -> LearntCodec:
-            return entries.learn_codec(groups_of(sample_blocks(rows, SAMPLE_ROWS)), form)
-
         own_part = partial(contiguous_part, num_parts=num_parts, part=part)
-        plan = DumpPlan(self.args.knn_dump, facts, rows, own_part, make_codec if form.is_compact else None)
-        plan.announce()
-        groups = groups_of(plan.block_ranges) if plan.shards else None
-        return DumpBatches(groups, KeyDumper(entries, plan), plan, lambda: self._build_index(plan))
-
-    def _build_index(self, plan: DumpPlan) -> None:
-        if self.args.knn_index:
-            build_index_if_missing(Datastore(plan.folder), self.args.knn_index, str(self.args.knn_metric))
+        text = DumpedText(rows, own_part, self._source(context_window), len(self.target_dictionary), self._bos_tokens)
+        return prepare_dump(self.args, self.model, text, groups_of)
 
     def _group_tokens(self) -> int:
         """How many tokens to take at once, so that every thread has some batches."""
@@ -255,34 +191,55 @@ class KNNLanguageModelingTask(LanguageModelingTask):
     ) -> Iterable[dict]:
         """What eval_lm iterates over to score a part of the split, with our scorer in the place of fairseq's."""
         refuse_idle_flags(self.args)
-        memories: list[Memory] = list(self._open_datastores(self.model))
+        gate, dictionary = open_gate(self.args), self.target_dictionary
+        memories = open_gated_memories(self.args, gate, self.model, dictionary)
+        if datastores := [memory.datastore for memory in memories if isinstance(memory, DatastoreMemory)]:
+            warn_of_other_context(datastores, self._source(context_window))
         if self.args.knn_cache_size:
-            memories.append(self._open_cache(memories, plan))
+            memories.append(self._open_cache(memories, plan, gate))
         elif not (memories or self.args.knn_save or is_standard_decoder(self.model)):
             return batches_of(plan)  # a model we know nothing of and nothing to add: the stock scorer
-        save = self._open_save(memories, plan, context_window) if self.args.knn_save else None
+        if len(self.models) > 1 and not is_standard_decoder(self.model):
+            raise KnnlmError("several checkpoints with a memory must all be Transformer LMs; give --path only one")
+        attach(gate, memories, self.model, dictionary)
+        counts = self._count_text(plan)
+        save = self._open_save(memories, plan, context_window, counts) if self.args.knn_save else None
 
         def make_scorer(dictionary: Dictionary, softmax_batch: int | None = None, **_: Any) -> KNNSequenceScorer:
-            return KNNSequenceScorer(dictionary, softmax_batch, memories, save, self._bos_tokens)
+            return KNNSequenceScorer(dictionary, softmax_batch, memories, save, self._bos_tokens, gate, counts)
 
         tokens = max([self._group_tokens(), *(memory.preferred_queries for memory in memories)])
-        return ScoredBatches(GroupedBatches(batches_of(plan), tokens, plan), install_scorer(make_scorer))
+        groups = GroupedBatches(batches_of(plan), tokens, plan)
+        return ScoredBatches(groups, install_scorer(make_scorer), plan, self._split_path(self.split))
 
-    def _open_datastores(self, model: Model) -> list[DatastoreMemory]:
-        if not self.args.knn_datastore:
-            return []
-        return open_datastores(self.args, model, dictionary_facts(self.target_dictionary))
-
-    def _open_cache(self, memories: list[Memory], plan: ReadingPlan) -> ContinuousCache:
+    def _open_cache(self, memories: list[Memory], plan: ReadingPlan, gate: Gate | None) -> ContinuousCache:
         datastores = [memory for memory in memories if isinstance(memory, DatastoreMemory)]
+        heads = [memory for memory in memories if isinstance(memory, HeadMemory)]
         documents = self._documents(corpus_size=int(plan.rows.sum()))
-        return open_cache(self.args, self.model, datastores, documents, plan.first_read)
+        args = with_gate_values(self.args, gate)
+        return open_cache(args, self.model, datastores, documents, plan.first_read, heads)
 
-    def _open_save(self, memories: list[Memory], plan: ReadingPlan, context_window: int) -> SaveWriter:
+    def _count_text(self, plan: ReadingPlan) -> TextCounts | None:
+        """Words and bytes of what is scored, where the data tells."""
+        path = Path(self._split_path(self.split))
+        if not has_counts(path):
+            return None
+        lines = data_utils.load_indexed_dataset(str(path), self.dictionary, self.args.dataset_impl)
+        return count_text(path, np.asarray(lines.sizes, np.int64), *plan.scored_tokens)
+
+    def _open_save(
+        self, memories: list[Memory], plan: ReadingPlan, context_window: int, counts: TextCounts | None
+    ) -> SaveWriter:
         if not is_standard_decoder(self.model):
             raise KnnlmError("--knn-save needs a fairseq Transformer decoder; score without it")
         start, stop = plan.scored_tokens
-        facts = RunFacts(self._source(context_window), start, stop, int(plan.rows.sum()), name_memories(memories))
+        top, types = self.args.knn_save_top, len(self.target_dictionary)
+        if not 0 <= top <= types:
+            raise KnnlmError(f"--knn-save-top must be between 0 and the {types:,} types of the dictionary, not {top}")
+        source, tokens = self._source(context_window), int(plan.rows.sum())
+        facts = RunFacts(source, start, stop, tokens, name_memories(memories), features=list(LM_FEATURES), top=top)
+        if counts is not None:
+            facts.words, facts.bytes = counts.words, counts.bytes
         save = SaveWriter(self.args.knn_save, facts)
         logger.info(save.describe())
         return save
@@ -294,4 +251,4 @@ class KNNLanguageModelingTask(LanguageModelingTask):
         lines = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl)
         if int(np.sum(lines.sizes)) != corpus_size:
             raise KnnlmError("--knn-cache-boundary needs every token of the text; use --sample-break-mode none")
-        return find_documents(lines, self.dictionary, self.args.knn_cache_boundary)
+        return find_documents(lines, self.dictionary, self.text, self.args.knn_cache_boundary)

@@ -2,24 +2,45 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
 
-from ..data.dictionaries import dictionary_facts
+from ..data.text_encoding import DictionaryText, TextEncoder
 from ..errors import KnnlmError
 from ..keys import Model, check_model, key_dimension, resolve_layer, weights_fingerprint
-from ..memory import DatastoreMemory
-from ..memory.opening import open_datastores
 from ..mixture.text import TextScorer
 from ..models import spalm_lm  # noqa: F401  registers spalm_lm and transformer_xl_lm, which a checkpoint may name
+from ..models.hf_causal_lm import HFCausalLM
+from ..models.hf_loading import HFFolder
 from ..original.importer import ModelFacts
 from .config import KNNLanguageModelingConfig
+from .gating import open_mixture
 from .knn_language_modeling import KNNLanguageModelingTask
 
 
 def load_model(path: str | Path, config: KNNLanguageModelingConfig) -> tuple[KNNLanguageModelingTask, Model]:
-    """The task and the model of a checkpoint, ready for scoring, on a GPU if there is one."""
+    """The task and the model of a checkpoint or of a Hugging Face folder, on a GPU if there is one."""
+    task, model = _load_folder(place, config) if (place := HFFolder.at(path)) else _load_checkpoint(path, config)
+    if torch.cuda.is_available():
+        model = model.cuda()
+    model.eval()
+    return task, model
+
+
+def _load_folder(place: HFFolder, config: KNNLanguageModelingConfig) -> tuple[KNNLanguageModelingTask, Any]:
+    """A model of Hugging Face as it is, with data or without."""
+    dictionary = KNNLanguageModelingTask.setup_task(config).dictionary if config.data else None
+    model = HFCausalLM.of_folder(place, dictionary)
+    task = KNNLanguageModelingTask(config, model.decoder.dictionary)
+    task.models = [model]
+    return task, model
+
+
+def _load_checkpoint(path: str | Path, config: KNNLanguageModelingConfig) -> tuple[KNNLanguageModelingTask, Any]:
+    if not config.data:
+        raise KnnlmError(f"{path} needs the folder of its dictionary; give --data (a Hugging Face folder needs none)")
     try:
         task = KNNLanguageModelingTask.setup_task(config)
     except (OSError, RuntimeError) as error:
@@ -30,6 +51,8 @@ def load_model(path: str | Path, config: KNNLanguageModelingConfig) -> tuple[KNN
         raise KnnlmError(f"there is no checkpoint {path}; give a file that fairseq-train wrote")
     try:
         (model,), _ = checkpoint_utils.load_model_ensemble([str(path)], task=task)
+    except KnnlmError:
+        raise
     except Exception as error:  # a file that is no checkpoint, or of another model, makes fairseq raise nearly anything
         reason = " ".join(str(error).split())
         if isinstance(error, pickle.UnpicklingError):  # whose advice is to switch the safety off
@@ -38,19 +61,25 @@ def load_model(path: str | Path, config: KNNLanguageModelingConfig) -> tuple[KNN
             f"{path} cannot be loaded as a checkpoint of this data ({reason:.200}); give a file that fairseq-train "
             "wrote, and the data that it was trained on"
         ) from error
-    if torch.cuda.is_available():
-        model = model.cuda()
-    model.eval()
     return task, model
 
 
-def load_text_scorer(path: str | Path, config: KNNLanguageModelingConfig) -> TextScorer:
-    """The model and the memories that the config asks for, checked as fairseq-eval-lm checks them."""
+def load_text_scorer(
+    path: str | Path, config: KNNLanguageModelingConfig, encoder: TextEncoder | None = None
+) -> TextScorer:
+    """The model and the memories that the config asks for, checked as fairseq-eval-lm checks them.
+
+    Args:
+        encoder: of raw text, where --tokenizer or --bpe are given; None: neither is
+    """
     task, model = load_model(path, config)
-    memories: list[DatastoreMemory] = []
-    if config.knn_datastore:
-        memories = open_datastores(config, model, dictionary_facts(task.target_dictionary))
-    return TextScorer(model, task.target_dictionary, memories)
+    text = task.text
+    if encoder is not None:
+        if text.has_own_tokenizer:
+            raise KnnlmError("the model has a tokenizer of its own; leave out --tokenizer and --bpe")
+        text = DictionaryText(task.target_dictionary, encoder)
+    memories, gate = open_mixture(config, model, task.target_dictionary)
+    return TextScorer(model, task.target_dictionary, memories, gate, text)
 
 
 def read_model(path: str, dictionary: str, layer: int) -> ModelFacts:

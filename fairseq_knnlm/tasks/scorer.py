@@ -1,6 +1,8 @@
 """Our scoring in the place where fairseq expects a ``SequenceScorer``."""
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,13 +13,22 @@ from torch import Tensor
 
 from ..data.characters import is_character_level
 from ..data.context_blocks import own_positions
-from ..keys import Model
+from ..data.text_counts import TextCounts
+from ..errors import resumable
+from ..keys import Model, join
 from ..memory import Memory
+from ..mixture.gate import Gate
 from ..mixture.scoring import read_tokens, score_tokens
 from ..mixture.totals import Totals
+from ..progress import progress
 from ..saved_runs.format import SaveWriter
+from .summaries import scoring_summary
 
 logger = logging.getLogger(__name__)
+
+CANNOT_RESUME = (
+    "scoring does not resume; run the same command again, or with --num-shards N --shard-id I, which scores one part"
+)
 
 
 class KNNSequenceScorer(SequenceScorer):
@@ -33,28 +44,46 @@ class KNNSequenceScorer(SequenceScorer):
         memories: list[Memory],
         save: SaveWriter | None = None,
         skip: int = 0,
+        gate: Gate | None = None,
+        counts: TextCounts | None = None,
     ):
         """
         Args:
             save: keeps what the mixture was made of
             skip: positions at each row's start that are not of the corpus (the <s> of ``--add-bos-token``)
+            gate: weights of each token, in place of the memories' own
+            counts: words and bytes of the text, where they are known
         """
         super().__init__(tgt_dict, softmax_batch)
+        self._counts = counts
         self._of_characters = is_character_level(tgt_dict)
-        self._memories, self._save, self._skip = memories, save, skip
+        self._memories, self._save, self._skip, self._gate = memories, save, skip, gate
         self.totals = Totals(memories)
+        self.done: Callable[[int], None] | None = None  # is told of tokens that the model has been through
+        self.step = ""  # which of the steps the next sample is, for the name of its bar
 
     @torch.no_grad()
     def generate(self, models: list[Model], sample: dict, **kwargs: Any) -> list:
-        (model,) = models
+        with resumable(CANNOT_RESUME):
+            return self._score(join(models), sample)
+
+    def _score(self, model: Model, sample: dict) -> list:
         read_tokens(model, sample.get("warm_up", []), self._memories, self._skip)
-        # With a datastore, many batches are one step of fairseq's own bar.
-        progress = "model" if any(memory.preferred_queries for memory in self._memories) else None
-        scores = score_tokens(
-            model, sample["batches"], self._memories, self._save, self._skip, self.softmax_batch, progress=progress
-        )
+        batches = sample["batches"]
+        # With a datastore a sample is many batches, so its model and its search are shown one after the other.
+        in_steps = any(memory.preferred_queries for memory in self._memories)
+        with progress(f"model{self.step}", self._tokens_of(batches), " tokens") if in_steps else nullcontext() as bar:
+            done = self.done if bar is None else bar.update
+            scores = score_tokens(
+                model, batches, self._memories, self._save, self._skip, self.softmax_batch, done=done, gate=self._gate
+            )
+        if in_steps and self.done is not None:
+            self.done(len(scores))
         self.totals.add(scores)
-        return self._hypotheses(sample["batches"], scores.mixture)
+        return self._hypotheses(batches, scores.mixture)
+
+    def _tokens_of(self, batches: list[dict]) -> int:
+        return sum(int(own_positions(batch, self._skip).sum()) for batch in batches)
 
     def _hypotheses(self, batches: list[dict], scores: Tensor) -> list:
         """fairseq's result: for each row its tokens and their scores."""
@@ -83,6 +112,15 @@ class KNNSequenceScorer(SequenceScorer):
             logger.info(f"saved to {self._save.folder}: try knnlm tune and knnlm sweep on it")
         if tokens:
             logger.info(self.totals.summary())
+            if self._counts is not None:
+                logger.info(self._counts.sentence(self.totals.sums))
+            if hint := self.totals.hint(str(self._save.folder) if self._save else None):
+                logger.warning(hint)
             if self._of_characters:
                 bits = self.totals.bits("mixture")
                 logger.info(f"bits per character: {bits:.4f} (a token is a character, so it is the loss in base 2)")
+
+    def summary(self, text: str) -> str:
+        """What a person reads last. text: what was scored."""
+        folder = self._save.folder if self._save else None
+        return scoring_summary(text, self.totals, self._memories, folder, self._counts)

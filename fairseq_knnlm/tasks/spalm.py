@@ -56,7 +56,7 @@ class SPALMTask(KNNLanguageModelingTask):
 
     def _open_neighbors(self, split: str, tokens: np.ndarray) -> NeighborTable | None:
         """The table of a split, checked against text, dictionary and model before anything is computed."""
-        needed = getattr(getattr(self.built, "decoder", None), "neighbors_used", 0)
+        needed = getattr(self.model.decoder, "neighbors_used", 0) if self.models else 0
         if bool(needed) != bool(self.args.neighbors):
             if needed:
                 raise KnnlmError(f"SPALM reads {needed} retrieved tokens; run knnlm neighbors, then give --neighbors")
@@ -107,6 +107,8 @@ class SPALMTask(KNNLanguageModelingTask):
     # --- fairseq-eval-lm: one lane, so that every token sees all of the memory that the model may have ---------------
 
     def eval_lm_dataloader(self, dataset: Any, *args: Any, context_window: int = 0, **kwargs: Any) -> Iterable[dict]:
+        if len(self.models) > 1:
+            raise KnnlmError("the task spalm scores with one checkpoint; give --path only one")
         if context_window:
             raise KnnlmError("the task spalm has a memory instead of --context-window; leave that out")
         return super().eval_lm_dataloader(dataset, *args, **kwargs)

@@ -75,7 +75,7 @@ def _flags(workshop: Workshop, folder: Path) -> Iterator[Row]:
         (("--knn-k", "many"), "--knn-k"),
         (("--knn-temperature", "0"), "--knn-temperature"),
         (("--knn-temperature", "-1"), "--knn-temperature"),
-        (("--knn-temperature", "hot"), "invalid float value"),
+        (("--knn-temperature", "hot"), "--knn-temperature takes numbers separated by commas"),
         (("--knn-temperature", "nan"), "--knn-temperature"),
         (("--knn-nprobe", "0"), "--knn-nprobe"),
         (("--knn-nprobe", "some"), "invalid int value"),

@@ -42,8 +42,9 @@ def test_report_on_other_text(tmp_path, capsys):
     test = random_save(tmp_path / "test", split="test", start=5000, seed=2).folder
     assert knnlm("tune", tuned, "--report", test, "--json") == 0
     output = json.loads(capsys.readouterr().out)
-    numbers = [output[name] for name in ("k", "temperature", "cache_size", "theta")]
-    choice = Settings(tuple(output["weights"]), *numbers)
+    choice = Settings(
+        tuple(output["weights"]), output["k"], (output["temperature"],), output["cache_size"], output["theta"]
+    )
     expected = evaluate(SavedScores.open([test]), choice).mixture
     assert output["results"]["test, report"]["mixture"] == pytest.approx(expected)
     assert knnlm("tune", tuned) == 0
@@ -59,9 +60,28 @@ def test_leaving_a_memory_out(tmp_path, capsys):
     without = SavedScores.open([save], without=("cache",))
     whole = SavedScores.open([save])
     weight, k, temperature = output["weights"][0], output["k"], output["temperature"]
-    expected = evaluate(whole, Settings((weight, 0.0), k, temperature, 24, 0.5)).mixture
-    assert evaluate(without, Settings((weight,), k, temperature)).mixture == pytest.approx(expected)
+    expected = evaluate(whole, Settings((weight, 0.0), k, (temperature,), 24, 0.5)).mixture
+    assert evaluate(without, Settings((weight,), k, (temperature,))).mixture == pytest.approx(expected)
     assert "no memory knn7" in error_of(capsys, "tune", save, "--without", "knn7")
+
+
+def test_lambda_is_swept_as_far_as_the_cache_leaves_room(tmp_path, capsys):
+    save = random_save(tmp_path / "save").folder
+    assert knnlm("sweep", save, "--over", "lambda") == 0  # the cache has 0.1
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["0.85", "0.9"]
+    assert knnlm("sweep", save, "--over", "cache-lambda") == 0  # the datastore has 0.25
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "0.75"
+
+
+def test_keeping_needs_a_datastore(tmp_path, capsys):
+    save = random_save(tmp_path / "save").folder
+    assert "does not say where the datastore knn0 is" in error_of(capsys, "tune", save, "--keep")
+    assert "is not a datastore" in error_of(capsys, "tune", save, "--keep", "--datastore", tmp_path)
+    assert "names 2 datastores" in error_of(capsys, "tune", save, "--keep", "--datastore", "a,b")
+    assert "add --keep" in error_of(capsys, "tune", save, "--datastore", tmp_path)
+    assert "no datastore to keep" in error_of(capsys, "tune", save, "--keep", "--without", "knn0")
+    assert knnlm("tune", save) == 0
+    assert "With --keep these values are stored" in capsys.readouterr().out
 
 
 def test_sweep_files(tmp_path, capsys):

@@ -32,7 +32,8 @@ def test_subsample(dump, tmp_path, capsys):
 def test_scoring_with_a_subsample(dump, evaluate, corpus, adaptive_model, tmp_path):
     """The neighbours are those among the entries that are left."""
     part = subsample(Datastore(dump("train")), 0.5, 1, tmp_path / "part")
-    ours = evaluate(corpus, adaptive_model, "--knn-datastore", part.folder, "--knn-k", "16", "--knn-lambda", "0.3")
+    flags = ("--knn-k", "16", "--knn-lambda", "0.3", "--knn-temperature", "1")
+    ours = evaluate(corpus, adaptive_model, "--knn-datastore", part.folder, *flags)
     lm = evaluate(corpus, adaptive_model).scores
     queries, targets = load(Datastore(dump("valid", "--knn-key-dtype", "float32")))
     keys, values = load(part)

@@ -5,10 +5,8 @@ import logging
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,12 +16,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "chaos"))
 
+from pages import needs_node, run_node
 from server import Answer, Client, parse, run_server_chaos
 
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.inspector import connections, http
-from fairseq_knnlm.inspector.page import build_page, embed
-from fairseq_knnlm.inspector.server import make_server
+from fairseq_knnlm.inspector.page import build_page, embed, script
+from fairseq_knnlm.inspector.server import AS_STARTED, Settings, make_server
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 class StandIn:
     """Behaves as the text says; nothing of it needs a model."""
 
-    def score(self, text: str) -> dict:
+    def score(self, text: str, settings: Settings = AS_STARTED) -> dict:
         if not text.strip():
             raise KnnlmError("there is no text; type some words")
         if text == "bug":
@@ -40,9 +39,10 @@ class StandIn:
             return {"data": object()}
         if text.startswith("wait "):
             time.sleep(float(text.split()[1]))
-        return {"data": {"about": {"lm": math.inf, "mix": 5.0}, "text": text}}
+        chosen = [settings.weights, settings.temperatures]
+        return {"data": {"about": {"lm": math.inf, "mix": 5.0}, "text": text, "settings": chosen}}
 
-    def continue_(self, text: str) -> dict:
+    def continue_(self, text: str, settings: Settings = AS_STARTED) -> dict:
         return {"text": f"{text} more", "note": "", "data": {}}
 
 
@@ -87,6 +87,34 @@ def test_answers(client):
     assert ask(client, client.request(body=content, Content_Type="Application/JSON; charset=utf-8"))[0] == 200
     assert ask(client, client.request(body=content, Host="LOCALHOST"))[0] == 200
     assert ask(client, client.request(body=content, length=f"00{len(content)}"))[0] == 200
+
+
+def test_settings_are_numbers_or_left_out(client):
+    answer = ask(client, client.post({"text": "w1", "lambda": [0.2, 0], "temperature": [3, 1e-3]}))[1]
+    assert answer["data"]["settings"] == [[0.2, 0.0], [3.0, 0.001]]
+    assert ask(client, client.post({"text": "w1", "lambda": None}))[1]["data"]["settings"] == [None, None]
+    for wrong in (0.2, "0.2", ["0.2"], [True], [None], [[0.2]], {"0": 0.2}, [10**400]):
+        status, answer = ask(client, client.post({"text": "w1", "lambda": wrong}))
+        assert status == 400 and 'send "lambda" as a list of numbers' in answer["error"]
+    for wrong in (b"[NaN]", b"[Infinity]"):
+        status, answer = ask(client, client.request(body=b'{"text": "w1", "temperature": %b}' % wrong))
+        assert status == 400 and "temperature" in answer["error"]
+
+
+def test_a_request_leaves_no_line_in_the_log(client, caplog):
+    caplog.set_level(logging.DEBUG)
+    client.exchange("the page", client.request("GET / HTTP/1.1"))
+    ask(client, client.post({"text": "w1"}))
+    assert ask(client, client.request("GET /nothing HTTP/1.1"))[0] == 404
+    assert not caplog.records
+
+
+def test_examples_stand_in_the_page_as_text():
+    hostile = "</script><script>alert(1)</script>"
+    page = build_page(None, live=True, examples=["w1 w2", hostile])
+    assert "alert(1)</script>" not in page and json.dumps("w1 w2") in page
+    # what looks like a mark of the page in a text is text, too
+    assert "@@DATA@@ @@SCRIPT@@" in build_page({"words": ["@@DATA@@ @@SCRIPT@@"]})
 
 
 def test_errors_say_what_to_do(client):
@@ -248,7 +276,7 @@ console.log(JSON.stringify({ summary, detail, shapes, orders }));
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_page_shows_infinite_numbers():
     nan = math.nan
     pairs = [(0.5, 0.25), (0.0, 0.1), (0.0, 0.0), (0.1, 0.0), (0.3, 0.3), (1e-40, 0.2), (nan, 0.1), (0.1, nan)]
@@ -264,11 +292,7 @@ def test_page_shows_infinite_numbers():
             for number, (lm, mix) in enumerate(pairs)
         ],
     }  # fmt: skip
-    script = Path(http.__file__).with_name("page.js").read_text()
-    program = DOCUMENT.replace("DATA", json.dumps(embed(data))) + script + REPORT
-    result = subprocess.run(["node", "-"], input=program, capture_output=True, text=True, timeout=30)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+    report = run_node(DOCUMENT.replace("DATA", json.dumps(embed(data))) + script() + REPORT)
     assert "perplexity, LM|inf|" in report["summary"] and "perplexity, kNN-LM|12.35" in report["summary"]
     assert "gain, nats|inf" in report["detail"] and "|inf|" in report["detail"]  # the best token, and a distance
     assert not [value for value in report["shapes"] if "NaN" in value or "Infinity" in value]

@@ -145,13 +145,13 @@ def test_logits_in_parts(setting, softmax_batch):
 
 def test_logits_of_all_threads_together_are_limited(corpus, adaptive_model, monkeypatch):
     rows = []
-    real = scoring.lm_target_log_probs
+    real = scoring.lm_scores
 
-    def counted(decoder, features, targets):
+    def counted(decoder, features, targets, look):
         rows.append(len(targets))
-        return real(decoder, features, targets)
+        return real(decoder, features, targets, look)
 
-    monkeypatch.setattr(scoring, "lm_target_log_probs", counted)
+    monkeypatch.setattr(scoring, "lm_scores", counted)
     monkeypatch.setattr(scoring, "MAX_LOGITS", 208 * 100)  # 100 tokens of this dictionary
     threads = torch.get_num_threads()
     torch.set_num_threads(4)

@@ -44,11 +44,11 @@ def test_imported_datastore_scores_like_ours(original, evaluate, corpus, adaptiv
     output = tmp_path / "imported"
     arguments = ["import", prefix, "-o", str(output), "--dict", str(corpus / "dict.txt")]
     assert main([*arguments, "--index", str(tmp_path / "knn.index")]) == 0  # the index tells the sizes
-    ours = evaluate(corpus, adaptive_model, "--knn-datastore", dump("train"), "--knn-k", "all", "--knn-index", "flat")
+    flags = ("--knn-k", "all", "--knn-temperature", "1")
+    ours = evaluate(corpus, adaptive_model, "--knn-datastore", dump("train"), *flags, "--knn-index", "flat")
     theirs = evaluate(
-        corpus, adaptive_model, "--knn-datastore", output, "--knn-k", "all", "--knn-index", "imported",
-        "--knn-nprobe", "16",
-    )  # fmt: skip
+        corpus, adaptive_model, "--knn-datastore", output, *flags, "--knn-index", "imported", "--knn-nprobe", "16"
+    )
     assert theirs.loss == pytest.approx(ours.loss, abs=1e-5)
 
 

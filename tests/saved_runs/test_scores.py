@@ -28,7 +28,7 @@ def test_scores_from_a_save(tmp_path, scale):
 def test_result_line(tmp_path):
     made = random_save(tmp_path / "save")
     evidence = SavedScores.open([made.folder])
-    result = evaluate(evidence, Settings((0.3, 0.2), 8, 2.0, 24, 0.25))
+    result = evaluate(evidence, Settings((0.3, 0.2), 8, (2.0,), 24, 0.25))
     knn, cache = brute_force(*made.knn0, 8, 0.5), brute_force(*made.cache, 24, 0.25)
     lm = np.exp(made.lm)
     assert result.lm == pytest.approx(np.exp(-made.lm.mean()), rel=1e-5)

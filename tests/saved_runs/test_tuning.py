@@ -6,7 +6,7 @@ from saves import random_save
 
 from fairseq_knnlm.saved_runs.scores import SavedScores
 from fairseq_knnlm.saved_runs.settings import Settings, evaluate, with_best_weights
-from fairseq_knnlm.saved_runs.tuning import tune
+from fairseq_knnlm.saved_runs.tuning import Tally, tune
 from fairseq_knnlm.saved_runs.weights import best_weights, mixture_log_probs
 
 
@@ -34,9 +34,11 @@ def test_best_weights_at_the_edge(useless):
 
 def test_tune_reaches_the_grid_optimum(tmp_path):
     evidence = SavedScores.open([random_save(tmp_path / "save", count=1500).folder])
-    ours = evaluate(evidence, tune(evidence)).mixture
+    tally = Tally()
+    ours = evaluate(evidence, tune(evidence, tally)).mixture
+    assert tally.settings > 100  # settings that were compared
     best = min(
-        evaluate(evidence, with_best_weights(evidence, Settings((0, 0), k, temperature, size, theta))).mixture
+        evaluate(evidence, with_best_weights(evidence, Settings((0, 0), k, (temperature,), size, theta))).mixture
         for k in (4, 8, 16)
         for temperature in (0.5, 1, 2, 4, 8)
         for size in (12, 24)

@@ -114,26 +114,29 @@ def test_one_gaussian_in_closed_form():
     """The estimate is the mean of exp(-d / T) over keys drawn from the Gaussian."""
     from types import SimpleNamespace
 
+    from fairseq_knnlm.search.early import ListEstimates
     from fairseq_knnlm.search.far_field import FarField
 
     rng = np.random.default_rng(0)
     dim, variance, n = 8, 0.7, 1000
     query, centroid = rng.normal(size=dim), rng.normal(size=dim)
     lists = SimpleNamespace(
-        info=SimpleNamespace(dim=dim), file=SimpleNamespace(starts=np.array([0, n])), run_starts=np.array([0, 2]),
+        info=SimpleNamespace(dim=dim, temperature=None), file=SimpleNamespace(starts=np.array([0, n])),
+        run_starts=np.array([0, 2]),
         run_values=np.array([3, 5]), run_ends=np.array([250, n]), spreads=np.array([variance * dim], np.float32),
         means=centroid[None].astype(np.float32),
     )  # fmt: skip
     keys = centroid + np.sqrt(variance) * rng.normal(size=(400_000, dim))
     for metric, temperature in (("l2", 3.0), ("ip", 4.0)):
         distance = query @ centroid if metric == "ip" else ((query - centroid) ** 2).sum()
-        field = FarField(lists, metric)
+        field = FarField(lists, ListEstimates(lists, metric))
         vector = torch.from_numpy(query.astype(np.float32))[None]
         found = field.log_mass(vector, np.array([[0, -1]]), np.array([[distance, 0]], np.float32), temperature)[0]
         sample = keys @ query if metric == "ip" else -((query - keys) ** 2).sum(axis=1)
         assert float(found[0]) == pytest.approx(np.log(n * np.exp(sample / temperature).mean()), abs=0.02)
         assert float(found[1]) == -np.inf
-    shares = FarField(lists, "l2").log_shares(np.array([[0], [0], [0], [-1], [0]]), np.array([3, 5, 4, 3, 99]))
+    field = FarField(lists, ListEstimates(lists, "l2"))
+    shares = field.log_shares(np.array([[0], [0], [0], [-1], [0]]), np.array([3, 5, 4, 3, 99]))
     np.testing.assert_allclose(shares.exp()[:, 0], [0.25, 0.75, 0, 0, 0], rtol=1e-6)
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fairseq_knnlm import machine
 from fairseq_knnlm.datastore.key_codec import KeyCodec, KeyForm, learn_codec
 from fairseq_knnlm.errors import KnnlmError
-from fairseq_knnlm.index import IndexInfo
+from fairseq_knnlm.index import IndexInfo, kmeans
 from fairseq_knnlm.index.kmeans import best_centroids, nearest_centroids
 from fairseq_knnlm.memory import devices
 from fairseq_knnlm.search.distances import block_distances
@@ -65,7 +66,7 @@ def test_decoding_keys(dtype):
         decoder = KeyDecoder(codec, OTHER)
         decoder._pins = False  # pinned memory needs a driver
         for origin in (None, torch.empty(8, device=OTHER)):
-            keys = decoder.decode(stored, origin)
+            keys = decoder.decode(torch.from_numpy(stored), origin)
             assert keys.device.type == "meta" and keys.dtype == torch.float32
 
 
@@ -76,6 +77,25 @@ def test_finding_lists_and_clustering(metric):
         numbers, scores = best_centroids(vectors, centroids, metric, 3)
         assert numbers.device.type == scores.device.type == "meta" and numbers.shape == (10, 3)
         assert nearest_centroids(vectors, centroids, metric).device.type == "meta"
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_half_precision_and_lists_that_stay_on_the_device(metric):
+    """Keys that are on the device already are not copied, and products of half precision end in single precision."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        decoder = KeyDecoder(KeyCodec("float16"), OTHER)
+        keys = decoder.decode(torch.empty((6, 8), dtype=torch.float16, device=OTHER), torch.empty(8, device=OTHER))
+        found, constants = block_distances(torch.empty((3, 8), device=OTHER), keys, metric, -0.5, torch.float16)
+    assert found.device.type == constants.device.type == "meta" and found.dtype == torch.float32
+
+
+def test_clustering_on_another_device(monkeypatch):
+    """One round of k-means; fake numbers cannot say which clusters are empty."""
+    monkeypatch.setattr(kmeans, "_refill_empty", lambda *arguments: None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        vectors = torch.empty((50, 8), device=OTHER)
+        centroids = kmeans._kmeans(vectors, 4, "l2", torch.Generator().manual_seed(1), range(1))
+    assert centroids.device.type == "meta" and centroids.shape == (4, 8)
 
 
 def test_thresholds_of_neighbours():
@@ -112,24 +132,52 @@ def info(size: int) -> IndexInfo:
 
 def test_auto_is_the_models_gpu_if_the_lists_fit(monkeypatch):
     monkeypatch.setattr(devices, "gpu_memory", lambda device: 1000)
-    gpu = torch.device("cuda", 0)
-    assert devices.choose_device("auto", gpu, info(600)) == gpu
-    assert devices.choose_device("auto", gpu, info(601)).type == "cpu"
-    assert devices.choose_device("auto", gpu, None).type == "cpu"
-    assert devices.choose_device("auto", torch.device("cpu"), info(1)).type == "cpu"
-    assert devices.choose_device("cpu", gpu, info(1)).type == "cpu"
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert devices.choose_devices("auto", gpu, info(600)) == [gpu]
+    assert devices.choose_devices("auto", gpu, info(601)) == [cpu]
+    assert devices.choose_devices("auto", gpu, None) == [cpu]
+    assert devices.choose_devices("auto", cpu, info(1)) == [cpu]
+    assert devices.choose_devices("cpu", gpu, info(1)) == [cpu]
 
 
-def test_a_device_that_is_asked_for(monkeypatch):
+def test_lists_stay_on_gpus_that_hold_them_together(monkeypatch):
+    monkeypatch.setattr(devices, "gpu_memory", lambda device: 1000 if device.index == 0 else 500)
+    assert devices.lists_stay_on(["cuda:0"], info(600)) and not devices.lists_stay_on(["cuda:0"], info(601))
+    assert devices.lists_stay_on(["cuda:0", "cuda:1"], info(600))  # 300 each, which is what the smaller one can hold
+    assert not devices.lists_stay_on(["cuda:0", "cuda:1"], info(601))
+    assert not devices.lists_stay_on(["cpu"], info(1))
+
+
+def test_half_precision_is_for_models_that_have_it_on_gpus():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert devices.search_precision(torch.float16, [gpu]) == torch.float16
+    assert devices.search_precision(torch.float16, [cpu]) == torch.float32
+    assert devices.search_precision(torch.float32, [gpu]) == torch.float32
+
+
+def test_devices_that_are_asked_for(monkeypatch):
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(KnnlmError, match="--knn-device cuda is not there: this machine has no GPU"):
-        devices.choose_device("cuda", cpu, info(1))
+        devices.choose_devices("cuda", cpu, info(1))
+    with pytest.raises(KnnlmError, match="--device cuda:1 is not there"):
+        machine.building_device("cuda:1", flag="--device")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices.choose_device("cuda:1", cpu, info(1)) == torch.device("cuda:1")
-    assert devices.choose_device("cuda:1", cpu, None) == cpu  # exact search has no other device
+    assert devices.choose_devices("cuda:1", cpu, info(1)) == [torch.device("cuda:1")]
+    assert devices.choose_devices("cuda:0,cuda:1", cpu, info(1)) == [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert devices.choose_devices("cuda:1", cpu, None) == [cpu]  # exact search has no other device
     with pytest.raises(KnnlmError, match="cuda:2 is not there: this machine has 2 GPUs"):
-        devices.choose_device("cuda:2", cpu, info(1))
+        devices.choose_devices("cuda:2", cpu, info(1))
     for wrong in ("gpu", "mps", "cuda:x"):
         with pytest.raises(KnnlmError, match="takes auto, cpu, cuda or cuda:N"):
-            devices.choose_device(wrong, cpu, info(1))
+            devices.choose_devices(wrong, cpu, info(1))
+    for wrong in ("cuda:0,cuda:0", "cpu,cuda:1"):
+        with pytest.raises(KnnlmError, match="takes several GPUs once each"):
+            devices.choose_devices(wrong, cpu, info(1))
+
+
+def test_where_an_index_is_built(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu = torch.device("cuda:1")
+    assert machine.building_device("auto", gpu) == gpu and machine.building_device("auto").type == "cpu"
+    assert machine.building_device("cuda:1,cuda:0", torch.device("cpu")) == gpu

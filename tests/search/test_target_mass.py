@@ -16,7 +16,8 @@ def test_one_sharpness_is_as_good_as_several():
         for factors in ([factor], [0.25, 0.5, 1.0, 2.0]):
             mass = TargetMass(targets, factors)
             mass.add(torch.arange(5), similarities.clone(), torch.zeros(5), *runs(values))
-            results.append([sums[factors.index(factor)] for sums in mass.result()])
+            found = mass.result()
+            results.append([sums[factors.index(factor)] for sums in (found.target, found.total)])
         expected = np.exp(similarities.double().numpy() * factor)
         of_target = (expected * (values == targets[:, None])).sum(axis=1)
         for target, total in results:

@@ -88,7 +88,7 @@ def test_commands(dump, tmp_path, capsys):
         (("--knn-far", 8, "--knn-k", 8), "--knn-far goes with --knn-k all"),
         (("--knn-far", -1, "--knn-k", "all"), "--knn-far must be 0 or more, not -1"),
         (("--knn-device", "cuda"), "--knn-device cuda is not there: this machine has no GPU"),
-        (("--knn-device", "gpu"), "--knn-device takes auto, cpu, cuda or cuda:N, not 'gpu'"),
+        (("--knn-device", "gpu"), "--knn-device takes auto, cpu, cuda or cuda:N, or several GPUs"),
     ],
 )
 def test_bad_flags(evaluate, corpus, adaptive_model, dump, flags, message):

@@ -99,7 +99,7 @@ def test_mask_and_score(evaluate, corpus, adaptive_model, dump, queries, lm_scor
     folder = dump("train")
     ours = evaluate(
         corpus, adaptive_model, "--knn-datastore", folder, "--knn-index", "IVF16,PQ8", "--knn-nprobe", "4",
-        "--knn-k", "32", "--knn-lambda", "0.3", "--knn-mask", mask, "--knn-score", score,
+        "--knn-k", "32", "--knn-temperature", "1", "--knn-lambda", "0.3", "--knn-mask", mask, "--knn-score", score,
     )  # fmt: skip
     keys, values = load(Datastore(folder))
     keys = keys.astype(np.float32)
@@ -122,11 +122,15 @@ def test_mask_and_score(evaluate, corpus, adaptive_model, dump, queries, lm_scor
 def test_two_datastores(evaluate, corpus, adaptive_model, dump, queries, lm_scores):
     stores = [dump("train"), dump("test", "--knn-key", "output", "--knn-layer", "0")]
     ours = evaluate(
-        corpus, adaptive_model, "--knn-datastore", f"{stores[0]},{stores[1]}", "--knn-lambda", "0.3,0.1", "--knn-k", 8
-    )
+        corpus, adaptive_model, "--knn-datastore", f"{stores[0]},{stores[1]}", "--knn-lambda", "0.3,0.1", "--knn-k", 8,
+        "--knn-temperature", "1,2",
+    )  # fmt: skip
     other_key = ("--knn-key", "output", "--knn-layer", "0")
     other_queries = load(Datastore(dump("valid", *other_key, "--knn-key-dtype", "float32")))
-    p_knn = [knn_probability(*q, *load(Datastore(s)), 8) for q, s in zip((queries, other_queries), stores)]
+    p_knn = [
+        knn_probability(*q, *load(Datastore(store)), 8, temperature)
+        for q, store, temperature in zip((queries, other_queries), stores, (1.0, 2.0))
+    ]
     np.testing.assert_allclose(ours.scores, mixture(lm_scores, p_knn, [0.3, 0.1]), atol=TOLERANCE)
 
 
@@ -134,7 +138,7 @@ def test_plain_softmax_model(evaluate, corpus, plain_model, dump):
     lm = evaluate(corpus, plain_model).scores
     store = dump("train", model=plain_model)
     valid = load(Datastore(dump("valid", "--knn-key-dtype", "float32", model=plain_model)))
-    ours = evaluate(corpus, plain_model, "--knn-datastore", store, "--knn-k", 8).scores
+    ours = evaluate(corpus, plain_model, "--knn-datastore", store, "--knn-k", 8, "--knn-temperature", 1).scores
     p_knn = knn_probability(*valid, *load(Datastore(store)), 8)
     np.testing.assert_allclose(ours, mixture(lm, [p_knn], [0.25]), atol=TOLERANCE)
 

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,7 +103,7 @@ def test_save_with_every_entry(knn, corpus, adaptive_model, tmp_path, capsys):
     assert math.log2(rows[7].result.mixture) == pytest.approx(other.loss, abs=1e-4)
     best = tune(evidence)
     assert evaluate(evidence, best).mixture <= min(row.result.mixture for row in rows)
-    rounded = replace(Settings.of_run(evidence), temperature=3.536)  # as flags are printed
+    rounded = Settings.of_run(evidence).at_temperature(3.536)  # as flags are printed
     assert evaluate_mixture(evidence, rounded) == pytest.approx(rows[3].result.mixture)
     assert "no k" in error_of(capsys, "sweep", tmp_path / "save", "--over", "k")
     assert "were saved, not 3" in error_of(capsys, "sweep", tmp_path / "save", "--over", "temperature", "--values", "3")

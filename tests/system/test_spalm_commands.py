@@ -96,7 +96,8 @@ def test_shards_equal_one_run(evaluate, corpus, xl, xl_store, capsys, tmp_path):
 def test_a_datastore_of_another_memory(evaluate, corpus, dump, xl, xl_store):
     """The memory may differ between dump and scoring, as a context window may; a window is refused."""
     flags = [*SPALM_SCORING, "--model-overrides", "{'memory_size': 64}"]
-    ours = evaluate(corpus, xl, *flags, "--knn-datastore", xl_store["train"], "--knn-k", "8", "--knn-lambda", "0.3")
+    knn = ("--knn-k", "8", "--knn-lambda", "0.3", "--knn-temperature", "1")
+    ours = evaluate(corpus, xl, *flags, "--knn-datastore", xl_store["train"], *knn)
     lm = evaluate(corpus, xl, *flags).scores
     queries, targets = load(Datastore(dump("valid", *flags, "--knn-key-dtype", "float32", model=xl)))
     keys, values = load(Datastore(xl_store["train"]))

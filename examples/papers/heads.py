@@ -1,0 +1,166 @@
+"""Trained parts in the datastore's place: output embeddings, mixtures of softmaxes, clusters, a small network.
+
+    python examples/papers/heads.py DATA CHECKPOINT WORK [--only NAME ...] [--epochs 2] [--fraction 0.25]
+
+(Xu et al., sections 4.1 and 4.2, appendices B and C; the last row is beyond the paper.) Each head is learnt from the
+pairs of a datastore of train, stopped on the first half of valid, its weight tuned there, and reported on the second
+half. att is the state before the last feed-forward layer, ffn the state that the LM's own softmax sees.
+"""
+
+import json
+from pathlib import Path
+
+from common import Recipe, lm_perplexity
+
+from benchmarks.command import eval_lm_command, run
+
+KEYS = {"att": "ffn_input_ln", "ffn": "output_ln"}
+HEADS = {
+    "att 1x": ("att", ["--rows", "1x"]),
+    "att 3x": ("att", ["--rows", "3x"]),
+    "att 9x": ("att", ["--rows", "9x"]),
+    "ffn 1x": ("ffn", ["--rows", "1x"]),
+    "ffn 3x": ("ffn", ["--rows", "3x"]),
+    "ffn 9x": ("ffn", ["--rows", "9x"]),
+    "att 1x, L2": ("att", ["--rows", "1x", "--metric", "l2"]),
+    "att 3V by frequency": ("att", ["--rows", "frequency:3"]),
+    "att 3V by loss": ("att", ["--rows", "loss:3", "--save", "SAVE"]),
+    "att MoS R = 2": ("att", ["--kind", "mos", "--components", "2"]),
+    "att MoS R = 3": ("att", ["--kind", "mos", "--components", "3"]),
+    "ffn MoS R = 2, LM's embedding": ("ffn", ["--kind", "mos", "--components", "2", "--embedding", "fixed"]),
+    "att clusters 2V": ("att", ["--kind", "clusters", "--rows", "2x"]),
+    "att clusters 2V, fine-tuned": ("att", ["--kind", "clusters", "--rows", "2x", "--fine-tune"]),
+    "att network": ("att", ["--kind", "network"]),
+    "att network, distilled": ("att", ["--kind", "network", "--imitate", "TABLE"]),
+}
+NEIGHBORS = "32"
+
+
+class HeadRecipe:
+    """The datastores, heads and saves of the experiment, each made once."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.work = recipe, recipe.work
+        recipe.args.parts = "2"
+
+    def store(self, key: str) -> Path:
+        return self.recipe.dump(self.work / ("datastore" if key == "att" else f"datastore-{key}"), *_key(key))
+
+    def valid(self, key: str) -> tuple[Path, int]:
+        """A datastore of valid, and half its entries."""
+        folder = self.work / f"valid-{key}"
+        done = (folder / "manifest.json").exists() and json.loads((folder / "manifest.json").read_text())["complete"]
+        self.recipe.eval_lm("--gen-subset", "valid", "--knn-dump", folder, *_key(key), done=done)
+        return folder, json.loads((folder / "manifest.json").read_text())["entries"] // 2
+
+    def table(self) -> tuple[Path, Path]:
+        """A part of the datastore, and what its entries find in all of it but near themselves."""
+        whole = self.store("att")
+        part = self.recipe.subsample(whole, self.recipe.args.fraction)
+        table = self.work / "heads-neighbors"
+        flags = ["--datastore", whole, "--queries", part, "--k", NEIGHBORS, "-o", table]
+        self.recipe.run("knnlm", "neighbors", *flags)
+        return part, table
+
+    def train_save(self) -> Path:
+        """The LM's loss on every token of train."""
+        folder = self.work / "heads-train-save"
+        self.recipe.eval_lm("--gen-subset", "train", "--knn-save", folder, done=(folder / "run.json").exists())
+        return folder
+
+    def head(self, name: str) -> Path:
+        key, flags = HEADS[name]
+        folder = self.work / ("head-" + name.replace(" ", "-").replace(",", "").replace("'", ""))
+        store, (valid, half) = self.store(key), self.valid(key)
+        if "TABLE" in flags:
+            store, table = self.table()
+            flags = [table if word == "TABLE" else word for word in flags]
+        if "SAVE" in flags:
+            flags = [self.train_save() if word == "SAVE" else word for word in flags]
+        if "fixed" in flags or key == "ffn":
+            flags = [*flags, "--path", self.recipe.args.checkpoint, "--data", self.recipe.args.data]
+        if "clusters" not in flags or "--fine-tune" in flags:
+            flags = [*flags, "--epochs", self.recipe.args.epochs]
+        command = ["knnlm", "learn", "--datastore", store, *flags, "--valid", valid, "--valid-tokens", half]
+        self.recipe.run(*command, "-o", folder, done=(folder / "head.json").exists())
+        return folder
+
+    def saves(self, name: str, *flags: object) -> tuple[list[Path], float]:
+        """Both halves of valid, scored with some memories; and how many tokens a second that was."""
+        folders, numbers = [self.work / f"heads-{name}-{half}" for half in (0, 1)], self.work / f"heads-{name}.json"
+        context = {name: getattr(self.recipe.args, name) for name in ("tokens_per_sample", "context_window")}
+        args = self.recipe.args
+        for half, folder in enumerate(folders):
+            shown = ["--gen-subset", "valid", "--num-shards", 2, "--shard-id", half, *flags, "--knn-save", folder]
+            command = eval_lm_command(args.data, args.checkpoint, *shown, **context)
+            self.recipe.run(*command, done=True)
+            if not (folder / "run.json").exists():
+                numbers.write_text(json.dumps(run(*command)["tokens_per_second"]))
+        return folders, json.loads(numbers.read_text())
+
+
+def _key(key: str) -> list[str]:
+    return ["--knn-key", KEYS[key]]
+
+
+def folder_bytes(folder: Path, pattern: str = "*.npy") -> int:
+    return sum(path.stat().st_size for path in folder.glob(pattern))
+
+
+def measure(recipe: Recipe) -> dict:
+    made = HeadRecipe(recipe)
+    store = made.store("att")
+    recipe.run("knnlm", "build", store, "--index", "auto")
+    halves, speed = made.saves("knn", "--knn-datastore", store)
+    knn = {**recipe.tune(*halves), "bytes": folder_bytes(store), "tokens_per_second": speed}
+    rows = {}
+    for name in recipe.args.only or HEADS:
+        head = made.head(name)
+        halves, speed = made.saves(head.name, "--knn-head", head)
+        facts = json.loads((head / "head.json").read_text())
+        rows[name] = {
+            **recipe.tune(*halves), "bytes": folder_bytes(head), "rows": facts["row_count"],
+            "steps": facts["training"].get("kept_step", 0), "tokens_per_second": speed,
+        }  # fmt: skip
+    result = {"lm": lm_perplexity(halves[1]), "knn": knn, "rows": rows}
+    if "att 1x" in rows:
+        head = made.head("att 1x")
+        halves, _ = made.saves("knn-and-head", "--knn-datastore", store, "--knn-head", head)
+        result["both"] = recipe.tune(*halves)
+    return result
+
+
+def main() -> None:
+    options = (
+        (("--only",), {"nargs": "+", "choices": list(HEADS), "metavar": "NAME", "help": "some of the heads"}),
+        (("--epochs",), {"default": "2", "help": "passes over the datastore (default: %(default)s)"}),
+        (("--fraction",), {"default": "0.25", "help": "of the datastore, to distil (default: %(default)s)"}),
+    )
+    recipe = Recipe("heads", __doc__, *options)
+    result = recipe.measured(measure)
+    lm, knn = result["lm"], result["knn"]
+    tokens = knn["tokens"]
+
+    def cells(name: str, row: dict) -> list[str]:
+        gain = (lm - row["mixture"]) / (lm - knn["mixture"])
+        size = f"{row['bytes'] / 1e6:,.0f} MB" if "bytes" in row else ""
+        speed = f"{row['tokens_per_second']:,.0f}" if "tokens_per_second" in row else ""
+        rows = f"{row['rows']:,}" if "rows" in row else ""
+        weights = row["flags"].replace("--knn-", "")
+        return [name, f"{row['mixture']:.2f}", f"{gain:.0%}", f"{row['oracle']:.2f}", rows, size, speed, f"`{weights}`"]
+
+    table = [["LM", f"{lm:.2f}", "", "", "", "", "", ""], cells("+ kNN (att)", knn)]
+    table += [cells(f"+ {name}", row) for name, row in result["rows"].items()]
+    if "both" in result:
+        table.append(cells("+ kNN + att 1x", result["both"]))
+    recipe.write_page(
+        "Trained parts in the datastore's place (Xu et al. section 4, appendices B and C)",
+        f"Perplexity over {tokens:,} tokens, the second half of the validation split; training was stopped and every "
+        "weight tuned on the first half. The size of kNN is that of its keys and values, without the index.",
+        [(["", "perplexity", "share of kNN's gain", "oracle", "rows", "size", "tokens/s", "tuned flags"], table)],
+        [],
+    )
+
+
+if __name__ == "__main__":
+    main()

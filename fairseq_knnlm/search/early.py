@@ -1,0 +1,114 @@
+"""What is known of a query before any list is read: how near its lists are, and how much of its mass each may hold.
+
+The keys of a list are taken as normally distributed around its centroid c, with a variance v in every dimension, which
+is the spread of this list. Then the expected mass of a list of n entries at temperature T is, for squared L2 distances,
+
+    n (1 + 2 v / T)^(-dim / 2) exp(-|q - c|^2 / (T + 2 v))
+
+and for inner products n exp(q.c / T + |q|^2 v / 2 T^2). The L2 distances to the centroids are known from choosing the
+lists to visit, so these estimates cost next to nothing.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..index.list_files import SortedLists
+
+LEAST_SHARE = -15.0  # log of a share of the mass that is as good as none
+EARLY_NAMES = ("centroid", "expected mass", "concentration", "mixed values")
+
+
+class ListEstimates:
+    """Estimates of the mass of lists, from what stands beside an index."""
+
+    def __init__(self, lists: SortedLists, metric: str):
+        self._lists, self._metric, self._dim = lists, metric, lists.info.dim
+        self.sizes = np.diff(lists.file.starts)
+        with np.errstate(divide="ignore"):
+            self._log_sizes = torch.from_numpy(np.log(self.sizes)).float()  # -inf: an empty list has no mass
+        self._variances = torch.from_numpy(lists.spreads) / self._dim
+        self._means = torch.from_numpy(lists.means) if metric == "ip" else torch.empty(0)
+        # One temperature for all that is said early, whatever a run's own is: what was learnt from it stays right.
+        self.temperature = lists.info.temperature or float(lists.spreads.mean()) or 1.0
+
+    @cached_property
+    def run_counts(self) -> np.ndarray:
+        """How many entries each run has, (runs,); a run is the entries of one value in a list."""
+        counts = np.diff(self._lists.run_ends, prepend=0)  # ends are counted from the beginning of each list
+        first = self._lists.run_starts[:-1][self.sizes > 0]
+        counts[first] = self._lists.run_ends[first]
+        return counts.astype(np.int32)
+
+    @cached_property
+    def _entropies(self) -> Tensor:
+        """Of the values of each list, in nats: (lists,); 0 for an empty one."""
+        counts, starts = self.run_counts, self._lists.run_starts
+        sums = np.concatenate([[0.0], np.cumsum(counts * np.log(counts))])
+        filled = np.maximum(self.sizes, 1)
+        return torch.from_numpy(np.log(filled) - (sums[starts[1:]] - sums[starts[:-1]]) / filled).float()
+
+    def log_mass(self, queries: Tensor, lists: np.ndarray, distances: np.ndarray, temperature: float) -> Tensor:
+        """The estimated log mass of lists (n, m), -1 for none, whose centroids are so far away (n, m) -> (n, m)."""
+        numbers, near = torch.from_numpy(np.maximum(lists, 0)), torch.from_numpy(distances)
+        variances = self._variances[numbers]
+        log_mass = self._log_sizes[numbers].masked_fill(torch.from_numpy(lists < 0), -torch.inf)
+        if self._metric == "ip":  # whose centroids have unit length, wherever the keys are: so with the means
+            products = torch.bmm(self._means[numbers], queries[:, :, None])[:, :, 0]
+            squares = queries.square().sum(dim=1, keepdim=True)
+            return log_mass + products / temperature + squares * variances / (2 * temperature * temperature)
+        widths = temperature + 2 * variances
+        return log_mass - 0.5 * self._dim * (widths / temperature).log() - near / widths
+
+    def early(self, queries: np.ndarray, lists: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log of the share of a query's mass that each of its lists may hold, and what a gate may look at.
+
+        queries (n, dim), lists (n, nprobe), distances (n, nprobe) -> (n, nprobe), -inf for none; (n, EARLY_NAMES).
+        """
+        vectors = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
+        log_mass = self.log_mass(vectors, lists, distances, self.temperature)
+        total = log_mass.logsumexp(dim=1)
+        log_shares = (log_mass - total[:, None]).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        shares = log_shares.exp()
+        nearest = torch.from_numpy(distances[:, 0]) * (1.0 if self._metric == "ip" else -1.0)
+        concentration = shares.square().sum(dim=1)  # 1: all mass is expected in one list
+        mixed = (shares * self._entropies[torch.from_numpy(np.maximum(lists, 0))]).sum(dim=1)
+        return log_shares.numpy(), torch.stack([nearest, total, concentration, mixed], dim=1).numpy()
+
+
+@dataclass
+class ChosenLists:
+    """The nearest lists of n queries: first those that are visited, then those of the far field."""
+
+    lists: np.ndarray  # (n, m), -1 for none
+    distances: np.ndarray  # (n, m) to their centroids
+    expected: np.ndarray | None = None  # (n, nprobe) log of the share of the mass that each was expected to hold
+    early: np.ndarray | None = None  # (n, EARLY_NAMES)
+
+
+@dataclass
+class VisitRule:
+    """Which of a query's nearest lists are visited: those that are worth it, as far as that is known early."""
+
+    least: float  # that a visit must be worth
+    rank: float = 0.0  # weight of the log of a list's rank, from 1
+    share: float = 1.0  # weight of the log of the share of the mass that a list is expected to hold
+    early: list[float] = field(default_factory=list)  # weights of EARLY_NAMES: how much a query gains by a visit
+    centre: list[float] = field(default_factory=list)  # what is subtracted from what is known early
+
+    def visited(self, log_shares: np.ndarray, early: np.ndarray) -> np.ndarray:
+        """(n, nprobe), (n, EARLY_NAMES) -> (n, nprobe) bool."""
+        return self.worth(log_shares, early) >= self.least
+
+    def worth(self, log_shares: np.ndarray, early: np.ndarray) -> np.ndarray:
+        """What a visit is worth, on the scale of ``least``: (n, nprobe)."""
+        worth = self.rank * np.log(1 + np.arange(log_shares.shape[1])) + self.share * clip_shares(log_shares)
+        return worth + ((early - self.centre) @ np.array(self.early))[:, None] if self.early else worth
+
+
+def clip_shares(log_shares: np.ndarray) -> np.ndarray:
+    """In double precision, and not below what makes a difference."""
+    return np.maximum(log_shares.astype(np.float64), LEAST_SHARE)

@@ -1,0 +1,221 @@
+"""Visiting inverted lists on one device: each visited list is read once, for all queries that visit it.
+
+A visitor has all lists of an index or a range of them. What several visitors find of their own lists is joined by
+``ListSearch``, so that one device, several GPUs and a part of an index are the same code.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..datastore import Datastore
+from ..index.list_files import SortedLists
+from ..parallel import for_each
+from .distances import block_distances, similarity_scale
+from .list_blocks import KeyDecoder, ListBlock, Lists
+from .target_mass import Masses, TargetMass, log_masses_of_runs
+from .top_k import SAMPLE_STRIDE, NearestCandidates, Thresholds
+from .visits import group_by_list
+
+LONG_SEARCH = 8192  # queries, from which on there is a progress bar
+
+Consume = Callable[[Tensor, ListBlock, Tensor, Tensor], None]
+Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # distances (r, k), ids (r, k), whether each row is right (r,)
+VisitedMasses = tuple[np.ndarray, np.ndarray, np.ndarray]  # values (m,), log masses (m,), log mass of each list
+
+
+class Visitor(Protocol):
+    """What ``ListSearch`` asks the owner of some lists, who is here or in another process."""
+
+    lists: Lists
+    device: torch.device
+
+    def masses(
+        self,
+        vectors: Tensor,
+        targets: np.ndarray,
+        near: np.ndarray,
+        temperatures: list[float],
+        keep_mean: bool,
+        keep_ranks: bool = False,
+    ) -> Masses: ...
+
+    def nearest(self, vectors: Tensor, near: np.ndarray, k: int, max_samples: int) -> Iterator[Found]: ...
+
+    def visited(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def visited_masses(self, vector: Tensor, near: np.ndarray, scale: float) -> VisitedMasses: ...
+
+
+class ListVisitor:
+    """Computes distances to the entries of lists, and what follows from them, on one device."""
+
+    def __init__(
+        self,
+        lists: Lists,
+        datastore: Datastore,
+        metric: str,
+        device: torch.device,
+        means: np.ndarray | None = None,
+        precision: torch.dtype = torch.float32,
+        lists_range: tuple[int, int] | None = None,
+    ):
+        """
+        Args:
+            means: of the keys of every list, (lists, dim), where they are known
+            precision: of the factors of a product of queries and keys
+            lists_range: the first list that is this visitor's own, and the one after the last; None: all
+        """
+        self.lists, self.metric, self.device, self._precision = lists, metric, device, precision
+        self._first, self._stop = lists_range or (0, len(lists.sizes))
+        self._means = None if means is None else torch.from_numpy(means).to(device)
+        self._decoder = KeyDecoder(datastore.codec, device)
+
+    def masses(
+        self,
+        vectors: Tensor,
+        targets: np.ndarray,
+        near: np.ndarray,
+        temperatures: list[float],
+        keep_mean: bool,
+        keep_ranks: bool = False,
+    ) -> Masses:
+        """The two sums over the entries of the visited lists, for queries (n, dim) and the lists of each (n, nprobe).
+
+        Args:
+            targets: (n,)
+            keep_mean: whether the mean log mass of a list will be asked for
+            keep_ranks: whether sums by the rank of a list will be asked for
+        """
+        factors = [temperatures[0] / temperature for temperature in temperatures]
+        mass = TargetMass(targets, factors, self.device, keep_mean, near if keep_ranks else None)
+
+        def consume(rows: Tensor, block: ListBlock, similarities: Tensor, constants: Tensor) -> None:
+            mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number)
+
+        self._visit(vectors, near, consume, similarity_scale(self.metric, temperatures[0]))
+        return mass.result()
+
+    def nearest(self, vectors: Tensor, near: np.ndarray, k: int, max_samples: int) -> Iterator[Found]:
+        """The k nearest entries of the visited lists, some consecutive rows at a time, best first.
+
+        Args:
+            near: the lists that each query visits, (n, nprobe)
+            max_samples: at most so many entries of a query are looked at to guess its threshold
+        """
+        sign = -1.0 if self.metric == "ip" else 1.0  # the smaller the better, whatever the metric
+        thresholds = Thresholds(len(near), max_samples, k, self.device)
+        self._visit(
+            vectors,
+            near,
+            lambda rows, _, distances, constants: thresholds.add(rows, distances, constants),
+            sign,
+            every=SAMPLE_STRIDE,
+        )
+        nearest = NearestCandidates(thresholds.result(), k)
+        self._visit(
+            vectors,
+            near,
+            lambda rows, block, distances, constants: nearest.add(rows, distances, constants, block.ids),
+            sign,
+        )
+        # Not a generator function: all lists are visited when this returns, so that several visitors work in parallel.
+        return (
+            (distances.mul_(sign).cpu().numpy(), ids.cpu().numpy(), right.cpu().numpy())
+            for distances, ids, right in nearest.parts()
+        )
+
+    def blocks(self, numbers: np.ndarray) -> Iterator[ListBlock]:
+        """The lists of these numbers that are this visitor's own and not empty, in the order of the file."""
+        own = np.unique(numbers[(numbers >= self._first) & (numbers < self._stop)])
+        return self.lists.stream(own[self.lists.sizes[own] > 0])
+
+    def visited(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Every entry that one query (1, dim) visits in the lists ``near``, in any order: distances (m,), ids (m,)."""
+        blocks = list(self.blocks(near))
+        if not blocks:
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks]))
+        return found.cpu().numpy(), np.concatenate([block.ids for block in blocks])
+
+    def visited_masses(self, vector: Tensor, near: np.ndarray, scale: float) -> VisitedMasses:
+        """Values that one query (1, dim) visits (they may repeat), their log masses, and the log mass of each list."""
+        blocks = list(self.blocks(near))
+        if not blocks:
+            return np.empty(0, np.int64), np.empty(0), np.empty(0)
+        found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks])).mul_(scale)
+        masses = log_masses_of_runs(found.double().cpu().numpy(), [block.run_ends for block in blocks])
+        first_runs = np.cumsum([0, *(len(block.run_ends) for block in blocks[:-1])])
+        values = np.concatenate([block.run_values for block in blocks])
+        return values, masses, np.logaddexp.reduceat(masses, first_runs)
+
+    def nearest_plainly(self, vectors: Tensor, near: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest of few queries (n, dim), one after the other: distances (n, k), ids (n, k), -1 for none."""
+        sign = -1.0 if self.metric == "ip" else 1.0
+        distances = np.full((len(vectors), k), sign * np.inf, np.float32)
+        ids = np.full((len(vectors), k), -1, np.int64)
+        for row in range(len(vectors)):
+            found, entries = self.visited(vectors[row : row + 1], near[row])
+            best = np.argsort(sign * found, kind="stable")[:k]
+            distances[row, : len(best)], ids[row, : len(best)] = found[best], entries[best]
+        return distances, ids
+
+    def distances_of_one(self, vector: Tensor, stored: Tensor) -> Tensor:
+        """Distances of one query (1, dim) and stored keys (m, dim), without cancellation: (m,)."""
+        if self.metric == "ip":
+            # Not as a product of a matrix and a vector, whose rounding depends on how many rows the matrix has.
+            return (self._decoder.decode(stored, None) * vector[0]).sum(dim=1)
+        return torch.linalg.vector_norm(self._decoder.decode(stored, vector[0]), dim=1).square_()
+
+    def _visit(self, vectors: Tensor, near: np.ndarray, consume: Consume, scale: float, every: int = 1) -> None:
+        """For each visited list: consume(queries (r,) that visit it, the list, distances of its entries).
+
+        The distances are multiplied by ``scale`` and come in two summands, (r, m) and (r,).
+
+        Args:
+            every: look at one entry in so many
+        """
+        visits = group_by_list(np.where((near >= self._first) & (near < self._stop), near, -1), len(self.lists.sizes))
+        numbers = np.array([number for number in visits if self.lists.sizes[number]], np.int64)
+
+        def visit(block: ListBlock) -> None:
+            stored = block.stored[::every]
+            rows = torch.from_numpy(visits[block.number])
+            own = vectors.index_select(0, rows.to(self.device))
+            if self.metric == "ip":
+                keys = self._decoder.decode(stored, None)
+            else:
+                origin = self._origin(block)
+                keys = self._decoder.decode(stored, origin)
+                own -= origin
+            consume(rows, block, *block_distances(own, keys, self.metric, scale, self._precision))
+
+        jobs, name = ((block,) for block in self.lists.stream(numbers)), "searching"
+        if self.device.type == "cpu":  # one list per thread
+            for_each(visit, jobs, name if len(vectors) >= LONG_SEARCH else None, len(numbers))
+        else:
+            for job in jobs:
+                visit(*job)
+
+    def _origin(self, block: ListBlock) -> Tensor:
+        """A point near the keys of a list, (dim,)."""
+        return self._decoder.decode(block.stored[:1], None)[0] if self._means is None else self._means[block.number]
+
+
+def list_ranges(lists: SortedLists, parts: int) -> list[tuple[int, int]]:
+    """Cut all lists into contiguous ranges of about as many entries each: first list, and the one after the last."""
+    return cut_evenly(lists.file.starts, np.ones(parts))
+
+
+def cut_evenly(ends: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
+    """Cut lists into contiguous ranges whose costs are as these shares (parts,) are to each other.
+
+    Args:
+        ends: (lists + 1,) the cost of all lists before each list, and of all of them
+    """
+    edges = np.searchsorted(ends, ends[-1] * np.cumsum(shares)[:-1] / np.sum(shares))
+    return list(pairwise([0, *edges.tolist(), len(ends) - 1]))
