@@ -33,7 +33,7 @@ def for_each(
     count = len(jobs) if isinstance(jobs, list) else total or 0
     results: list[Any] = []
     with _one_thread_per_operation as threads, progress(name, count) if name else nullcontext() as bar:
-        pool = ThreadPoolExecutor(threads)
+        pool = ThreadPoolExecutor(threads, initializer=_use_one_thread)
         waiting: deque[Future] = deque()
 
         def finish_first() -> None:
@@ -53,11 +53,22 @@ def for_each(
             pool.shutdown(cancel_futures=True)
 
 
-class _OneThreadPerOperation:
-    """Sets torch to one thread for a while; threads that are started meanwhile take that over.
+def _use_one_thread() -> None:
+    """Torch's operations in this thread of a pool are not split any further, whatever happens in other threads.
 
-    Torch keeps the number for each thread, and one for threads to come. A caller that comes while another is at work
-    finds 1, and must not restore that: so the number that the first caller found counts for all of them.
+    Torch keeps a number for each thread, and one for threads to come, which a thread takes over at its first operation.
+    Another caller who is done meanwhile sets the latter back, and a product of matrices by two threads differs in its
+    last digits. So: ask first, for that is when a thread takes the number over, then set it.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+class _OneThreadPerOperation:
+    """Sets torch to one thread for a while.
+
+    A caller that comes while another is at work finds 1, and must not restore that: so the number that the first caller
+    found counts for all of them.
     """
 
     def __init__(self) -> None:

@@ -33,13 +33,13 @@ def test_threads_are_given_back():
     seen = {}
 
     def first():
-        for_each(lambda: (first_is_in.set(), second_is_in.wait(10)), [()])
+        for_each(lambda _: (first_is_in.set(), second_is_in.wait(10)), [(0,), (1,)])
         seen["first"] = torch.get_num_threads()
         first_is_out.set()
 
     def second():
         first_is_in.wait(10)
-        for_each(lambda: (second_is_in.set(), first_is_out.wait(10)), [()])
+        for_each(lambda _: (second_is_in.set(), first_is_out.wait(10)), [(0,), (1,)])
         seen["second"] = torch.get_num_threads()
 
     def later():
@@ -55,5 +55,27 @@ def test_threads_are_given_back():
         new.start()
         new.join()
         assert seen == {"first": 3, "second": 3, "later": 3} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_thread_that_starts_late_still_uses_one():
+    """A caller who is done sets torch's number back, while the threads of another caller have yet to start."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def jobs():
+        yield (0,)
+        other = threading.Thread(target=for_each, args=(time.sleep, [(0,), (0,)]))
+        other.start()
+        other.join()
+        yield (1,)
+
+    def work(number):
+        time.sleep(0.2)  # so that the second job needs a thread of its own
+        return torch.get_num_threads()
+
+    try:
+        assert for_each(work, jobs()) == [1, 1]
     finally:
         torch.set_num_threads(threads)
