@@ -10,11 +10,12 @@ import torch
 
 from ..datastore import Datastore
 from ..errors import KnnlmError
-from ..index.info import INDEX_FILE, IndexInfo, find_index, index_folder
+from ..index.info import INDEX_FILE, IndexInfo, find_index, index_folder, open_index
 from ..index.list_files import open_lists
 from ..progress import Style
 from ..search.list_blocks import FileLists, Lists, ResidentLists
 from ..search.list_visitor import Found, ListVisitor, VisitedMasses
+from ..search.one_query import OneQueryScan
 from ..search.target_mass import Masses
 from ..storage import file_sha256, read_ahead
 from .node_facts import own_copy
@@ -57,16 +58,19 @@ class ListActor:
         if lists is None:
             raise KnnlmError(f"the index {info.name} of {datastore.folder} has no lists that this release wrote")
         device = torch.device(task.device)
-        source: Lists = FileLists(lists, datastore, task.holds_keys)
+        files, scan = FileLists(lists, datastore, task.holds_keys), None
+        source: Lists = files
         if device.type != "cpu" and task.holds_keys:
-            source = ResidentLists(FileLists(lists, datastore, True), device, task.first, task.stop)
+            source = ResidentLists(files, device, task.first, task.stop)
         else:
+            if task.holds_keys:  # the same scan of one query as on one machine, so that the digits are the same
+                scan = OneQueryScan(open_index(datastore, info, warm=False), files, task.metric)
             begin = lists.file.offset(task.first)
             read_ahead(lists.file.path, begin, lists.file.offset(task.stop) - begin)
         precision = torch.float16 if task.half else torch.float32
         means = lists.means if task.holds_keys else None
         own = (task.first, task.stop)
-        self._visitor = ListVisitor(source, datastore, task.metric, device, means, precision, own)
+        self._visitor = ListVisitor(source, datastore, task.metric, device, means, precision, own, scan)
         return os.getpid()
 
     def _check(self, datastore: Datastore, task: Assignment) -> IndexInfo:

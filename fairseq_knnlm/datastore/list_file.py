@@ -70,14 +70,26 @@ class ListFile:
             codes[place] = self._read_bytes(offset, self.code_bytes)
         return codes
 
+    def will_need(self, numbers: np.ndarray) -> None:
+        """Let the system read these lists into its cache, where they are not there yet."""
+        if hasattr(os, "posix_fadvise"):  # not on every system
+            for number in numbers.tolist():
+                begin = self.offset(number)
+                count = self.offset(number + 1) - begin
+                os.posix_fadvise(self._open(), begin, count, os.POSIX_FADV_WILLNEED)
+
+    def _open(self) -> int:
+        """The file's descriptor."""
+        if self._descriptor < 0:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptor
+
     def _read_bytes(self, offset: int, count: int) -> np.ndarray:
         data = np.empty(count, np.uint8)
         view, done = data.data, 0
         try:
-            if self._descriptor < 0:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             while done < count:
-                got = os.preadv(self._descriptor, [view[done:]], offset + done)
+                got = os.preadv(self._open(), [view[done:]], offset + done)
                 if got == 0:
                     raise KnnlmError(f"{self.path} was truncated while it was in use; build the index again")
                 done += got

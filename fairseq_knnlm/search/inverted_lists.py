@@ -20,6 +20,7 @@ from .engine import Search
 from .far_field import FarField
 from .list_blocks import FaissLists, FileLists, Lists, ResidentLists
 from .list_visitor import Found, ListVisitor, Visitor, list_ranges
+from .one_query import OneQueryScan
 from .packed import MOST_IDS
 from .target_mass import Masses, join_masses
 from .top_k import SAMPLE_STRIDE, capacity
@@ -93,10 +94,13 @@ class ListSearch(Search):
         means = lists.means if self.holds_keys else None
         visitors = []
         for device, own in zip(devices, list_ranges(lists, len(devices))):
-            source: Lists = FileLists(lists, self.datastore, self.holds_keys)
+            files, scan = FileLists(lists, self.datastore, self.holds_keys), None
+            source: Lists = files
             if resident and self.holds_keys:
-                source = ResidentLists(FileLists(lists, self.datastore, True), device, *own)
-            visitors.append(ListVisitor(source, self.datastore, self.metric, device, means, precision, own))
+                source = ResidentLists(files, device, *own)
+            elif self.holds_keys and [d.type for d in devices] == ["cpu"]:  # FAISS's index serves one at a time
+                scan = OneQueryScan(self._index, files, self.metric)
+            visitors.append(ListVisitor(source, self.datastore, self.metric, device, means, precision, own, scan))
         return visitors
 
     def _ask(self, question: Callable[[Visitor], Result]) -> list[Result]:

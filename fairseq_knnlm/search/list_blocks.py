@@ -88,6 +88,10 @@ class FileLists:
                 stored = codes.view(self._dtype) if self._holds_keys else as_floats(self._datastore, ids)
                 yield ListBlock(number, torch.from_numpy(stored), ids, *self.runs(number))
 
+    def will_need(self, numbers: np.ndarray) -> None:
+        """Let the system read these lists into its cache at once, for somebody who will touch them page by page."""
+        self._lists.file.will_need(numbers)
+
     def runs(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The values of a list and where the run of each ends: (runs,), (runs,)."""
         runs = slice(*self._lists.run_starts[number : number + 2].tolist())

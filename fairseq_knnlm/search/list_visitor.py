@@ -17,6 +17,7 @@ from ..index.list_files import SortedLists
 from ..parallel import for_each
 from .distances import block_distances, similarity_scale
 from .list_blocks import KeyDecoder, ListBlock, Lists
+from .one_query import OneQueryScan, Runs
 from .target_mass import Masses, TargetMass, log_masses_of_runs
 from .top_k import SAMPLE_STRIDE, NearestCandidates, Thresholds
 from .visits import group_by_list
@@ -63,13 +64,16 @@ class ListVisitor:
         means: np.ndarray | None = None,
         precision: torch.dtype = torch.float32,
         lists_range: tuple[int, int] | None = None,
+        scan: OneQueryScan | None = None,
     ):
         """
         Args:
             means: of the keys of every list, (lists, dim), where they are known
             precision: of the factors of a product of queries and keys
             lists_range: the first list that is this visitor's own, and the one after the last; None: all
+            scan: how one query meets the entries of lists, where there is a faster way than by torch
         """
+        self._scan = scan
         self.lists, self.metric, self.device, self._precision = lists, metric, device, precision
         self._first, self._stop = lists_range or (0, len(lists.sizes))
         self._means = None if means is None else torch.from_numpy(means).to(device)
@@ -129,29 +133,36 @@ class ListVisitor:
             for distances, ids, right in nearest.parts()
         )
 
-    def blocks(self, numbers: np.ndarray) -> Iterator[ListBlock]:
-        """The lists of these numbers that are this visitor's own and not empty, in the order of the file."""
-        own = np.unique(numbers[(numbers >= self._first) & (numbers < self._stop)])
-        return self.lists.stream(own[self.lists.sizes[own] > 0])
-
     def visited(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Every entry that one query (1, dim) visits in the lists ``near``, in any order: distances (m,), ids (m,)."""
-        blocks = list(self.blocks(near))
-        if not blocks:
-            return np.empty(0, np.float32), np.empty(0, np.int64)
-        found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks]))
-        return found.cpu().numpy(), np.concatenate([block.ids for block in blocks])
+        distances, ids, _ = self._meet(vector, near)
+        return distances, ids
 
     def visited_masses(self, vector: Tensor, near: np.ndarray, scale: float) -> VisitedMasses:
         """Values that one query (1, dim) visits (they may repeat), their log masses, and the log mass of each list."""
-        blocks = list(self.blocks(near))
-        if not blocks:
+        distances, _, runs = self._meet(vector, near)
+        if not runs:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
-        found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks])).mul_(scale)
-        masses = log_masses_of_runs(found.double().cpu().numpy(), [block.run_ends for block in blocks])
-        first_runs = np.cumsum([0, *(len(block.run_ends) for block in blocks[:-1])])
-        values = np.concatenate([block.run_values for block in blocks])
-        return values, masses, np.logaddexp.reduceat(masses, first_runs)
+        run_values, run_ends = [values for values, _ in runs], [ends for _, ends in runs]
+        masses = log_masses_of_runs(distances.astype(np.float64) * scale, run_ends)
+        first_runs = np.cumsum([0, *(len(ends) for ends in run_ends[:-1])])
+        return np.concatenate(run_values), masses, np.logaddexp.reduceat(masses, first_runs)
+
+    def _meet(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Runs]]:
+        """One query (1, dim) and all entries of its lists that are this visitor's own, in the order of the file.
+
+        Distances (m,), ids (m,), and the runs of equal values in each of the lists.
+        """
+        numbers = np.unique(near[(near >= self._first) & (near < self._stop)])
+        numbers = numbers[self.lists.sizes[numbers] > 0]
+        if not len(numbers):
+            return np.empty(0, np.float32), np.empty(0, np.int64), []
+        if self._scan is not None:
+            return self._scan(vector.numpy(), numbers)
+        blocks = list(self.lists.stream(numbers))
+        found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks]))
+        ids = np.concatenate([block.ids for block in blocks])
+        return found.cpu().numpy(), ids, [(block.run_values, block.run_ends) for block in blocks]
 
     def nearest_plainly(self, vectors: Tensor, near: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of few queries (n, dim), one after the other: distances (n, k), ids (n, k), -1 for none."""

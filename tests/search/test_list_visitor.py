@@ -41,11 +41,11 @@ def test_any_number_of_visitors_gives_the_same(lasting_store, metric, dtype, par
         (distances, ids), (expected, expected_ids) = (engine.visited(query) for engine in (several, one))
         order, expected_order = ids[0].argsort(), expected_ids[0].argsort()
         np.testing.assert_array_equal(ids[0, order], expected_ids[0, expected_order])
-        np.testing.assert_allclose(distances[0, order], expected[0, expected_order], rtol=1e-5)
+        np.testing.assert_allclose(distances[0, order], expected[0, expected_order], rtol=1e-5, atol=1e-5)
         (values, masses), (expected_values, expected) = (e.visited_masses(query, 3.0) for e in (several, one))
         order, expected_order = np.lexsort([masses, values]), np.lexsort([expected, expected_values])
         np.testing.assert_array_equal(values[order], expected_values[expected_order])
-        np.testing.assert_allclose(masses[order], expected[expected_order], rtol=1e-5)
+        np.testing.assert_allclose(masses[order], expected[expected_order], rtol=1e-5, atol=1e-5)
 
 
 def test_ranges_are_contiguous_and_balanced(lasting_store):
