@@ -39,10 +39,13 @@ def add_datastore_commands(add: Add) -> None:
 
     smaller = add("compact", _compact, "copy a datastore with smaller keys: fewer dimensions, 8 bits")
     smaller.add_argument("datastore", metavar="DIR")
-    smaller.add_argument("--dim", type=int, help="dimensions of the new keys, by principal components (default: all)")
     smaller.add_argument(
-        "--dtype", choices=["float16", "float32", "int8"], default="int8", help="of the new keys (default: %(default)s)"
+        "--dim", "--key-dim", type=int, help="dimensions of the new keys, by principal components (default: all)"
     )
+    smaller.add_argument(
+        "--dtype", "--key-dtype", choices=["float16", "float32", "int8"], default="int8",
+        help="of the new keys (default: %(default)s)",
+    )  # fmt: skip
     smaller.add_argument("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
 
     part = add("subsample", _subsample, "copy a random part of a datastore to a datastore of its own")

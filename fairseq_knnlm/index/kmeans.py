@@ -63,11 +63,22 @@ class GroupedCentroids:
 
         (n, dim) -> (n, count), -1: none; (n, count), as ``best_centroids`` has them.
         """
+        if len(vectors) == 1:
+            return self._best_of_one(vectors, probe, count)
         parts = for_each(self._best, [(part, probe, count) for part in vectors.split(ROWS_OF_CANDIDATES)])
         if not parts:
             return torch.empty((0, count), dtype=torch.long), torch.empty((0, count))
         numbers, scores = zip(*parts)
         return torch.cat(numbers), torch.cat(scores)
+
+    def _best_of_one(self, vector: Tensor, probe: int, count: int) -> tuple[Tensor, Tensor]:
+        """As ``best`` for one vector (1, dim): to bring its scores into tiles would cost more than the scores do."""
+        groups = nearest_centroids(vector, self._centres, self._metric, min(probe, len(self._centres)))[0].tolist()
+        scores = torch.cat([torch.addmm(self._biases[g], vector, self._centroids[g].T) for g in groups], dim=1)
+        members = torch.cat([self._members[group] for group in groups])
+        columns, chosen = _largest(scores, min(count, len(members)))
+        missing = (0, count - columns.size(1))
+        return F.pad(members[columns], missing, value=-1), F.pad(chosen, missing, value=-torch.inf)
 
     @cached_property
     def _tiles(self) -> "_Tiles":

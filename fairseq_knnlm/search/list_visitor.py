@@ -143,10 +143,8 @@ class ListVisitor:
         distances, _, runs = self._meet(vector, near)
         if not runs:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
-        run_values, run_ends = [values for values, _ in runs], [ends for _, ends in runs]
-        masses = log_masses_of_runs(distances.astype(np.float64) * scale, run_ends)
-        first_runs = np.cumsum([0, *(len(ends) for ends in run_ends[:-1])])
-        return np.concatenate(run_values), masses, np.logaddexp.reduceat(masses, first_runs)
+        masses, totals = log_masses_of_runs(distances.astype(np.float64) * scale, [ends for _, ends in runs])
+        return np.concatenate([values for values, _ in runs]), masses, totals
 
     def _meet(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Runs]]:
         """One query (1, dim) and all entries of its lists that are this visitor's own, in the order of the file.

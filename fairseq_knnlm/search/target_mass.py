@@ -67,16 +67,27 @@ def runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values[ends - 1], ends
 
 
-def log_masses_of_runs(similarities: np.ndarray, run_ends: list[np.ndarray]) -> np.ndarray:
-    """Log of the mass of each run of entries, of one query and several lists: similarities (m,) double -> (runs,).
+def log_masses_of_runs(similarities: np.ndarray, run_ends: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the mass of each run of entries, and of each list, of one query: similarities (m,) double.
 
     Args:
-        run_ends: for each list, where its runs end in it
+        run_ends: for each list, where its runs end in it; no list is empty
+
+    Returns:
+        (runs,) and (lists,)
     """
-    sizes = np.concatenate([np.diff(ends, prepend=0) for ends in run_ends])
-    firsts = np.cumsum(sizes) - sizes
-    largest = np.maximum.reduceat(similarities, firsts)
-    return largest + np.log(np.add.reduceat(np.exp(similarities - np.repeat(largest, sizes)), firsts))
+    runs_per_list = np.array([len(ends) for ends in run_ends])
+    sizes = np.array([ends[-1] for ends in run_ends])
+    ends = np.concatenate(run_ends) + np.repeat(np.cumsum(sizes) - sizes, runs_per_list)  # counted through all lists
+    masses = log_sums(similarities, np.concatenate([[0], ends[:-1]]))
+    return masses, log_sums(masses, np.cumsum(runs_per_list) - runs_per_list)
+
+
+def log_sums(numbers: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """log sum exp of consecutive parts of some numbers (m,), which begin there (parts,): (parts,)."""
+    largest = np.maximum.reduceat(numbers, begins)
+    sizes = np.diff(begins, append=len(numbers))
+    return largest + np.log(np.add.reduceat(np.exp(numbers - np.repeat(largest, sizes)), begins))
 
 
 TARGET, TOTAL = 0, 1  # the two sums
