@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.neighbor_table import KINDS, NeighborFacts, is_done, open_table_folder, receipt_path, write_shard
+from ..data.neighbor_table import LOG_WEIGHTS, NeighborFacts, is_done, open_table_folder, receipt_path, write_shard
 from ..datastore import Datastore, Shard
 from ..errors import KnnlmError
 from ..progress import progress
@@ -47,14 +47,15 @@ def make_neighbors(
         raise KnnlmError(f"--window must be 0 or more, not {window}")
     rows = [shard.rows for shard in queries.shards]
     facts = NeighborFacts(
-        k, rows, queries.manifest.source, queries.fingerprint, datastore.fingerprint, search, window, receipts=True
-    )
+        k, rows, queries.manifest.source, queries.fingerprint, datastore.fingerprint, search, window, receipts=True,
+        weighted=datastore.is_weighted,
+    )  # fmt: skip
     open_table_folder(folder, facts)
     missing = [shard for shard in queries.shards[shards[0] : shards[1]] if not is_done(folder, shard.number)]
     total = sum(shard.rows for shard in missing)
 
     def search_shard(shard: Shard, update: Callable[[int], Any]) -> dict[str, np.ndarray]:
-        found: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        found: dict[str, list[np.ndarray]] = {kind: [] for kind in facts.kinds}
         for start in range(shard.start, shard.stop, QUERIES_PER_PART):
             rows = np.arange(start, min(start + QUERIES_PER_PART, shard.stop))
             vectors = query_vectors(datastore, queries, rows)
@@ -65,6 +66,9 @@ def make_neighbors(
             retrieved = np.where(ids >= 0, datastore.values_of(ids).astype(np.int64), -1)
             found["ids"].append(ids)
             found["distances"].append(distances)
+            log_weights = datastore.log_weights_of(ids)
+            if log_weights is not None:
+                found[LOG_WEIGHTS].append(log_weights)
             found["tokens"].append(np.column_stack([queries.values[rows], retrieved]))
             update(len(rows))
         return {kind: np.concatenate(parts) for kind, parts in found.items()}

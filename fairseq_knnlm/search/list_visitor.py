@@ -95,7 +95,8 @@ class ListVisitor:
         mass = TargetMass(targets, factors, self.device, keep_mean, near if keep_ranks else None)
 
         def consume(rows: Tensor, block: ListBlock, similarities: Tensor, constants: Tensor) -> None:
-            mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number)
+            weights = None if block.weights is None else block.weights.to(self.device)
+            mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number, weights)
 
         self._visit(vectors, near, consume, similarity_scale(self.metric, temperatures[0]))
         return mass.result()
@@ -148,6 +149,9 @@ class ListVisitor:
         if not blocks:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
         found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks])).mul_(scale)
+        weights = [block.weights for block in blocks if block.weights is not None]
+        if weights:
+            found += torch.cat(weights).to(self.device).log()
         masses = log_masses_of_runs(found.double().cpu().numpy(), [block.run_ends for block in blocks])
         first_runs = np.cumsum([0, *(len(block.run_ends) for block in blocks[:-1])])
         values = np.concatenate([block.run_values for block in blocks])
