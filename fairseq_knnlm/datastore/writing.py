@@ -154,7 +154,7 @@ class ShardWriter:
         self.append_stored(stored, values, weights)
 
     def append_stored(self, keys: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> None:
-        """Add rows: keys (n, dim) as they are stored, values (n,), and weights (n,) where the manifest promises them."""
+        """Add rows: keys (n, dim) as they are stored, values (n,), and weights (n,) where there are any."""
         if (weights is not None) != self.manifest.weighted:
             raise RuntimeError(f"the manifest says weighted: {self.manifest.weighted}, the rows do not")
         if self.rows + len(keys) > self.shard.rows:

@@ -14,6 +14,7 @@ from ..datastore import Datastore, Shard
 from ..errors import KnnlmError
 from ..progress import progress
 from ..search import Search
+from ..search.own_text import default_window, is_own_text, query_vectors
 from ..storage import Lock
 
 QUERIES_PER_PART = 1 << 16
@@ -35,10 +36,10 @@ def make_neighbors(
         search: what the engine is, for the record: metric, index, nprobe
         window: None: a sequence length if the queries are the datastore's own text, else 0
     """
-    folder, own_text = Path(folder), _is_own_text(datastore, queries)
+    folder, own_text = Path(folder), is_own_text(datastore, queries)
     places, query_places = datastore.positions, queries.positions
     if window is None:
-        window = int(queries.manifest.source.get("tokens_per_sample", 512)) if own_text else 0
+        window = default_window(queries) if own_text else 0
     if window and not own_text:
         raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
     if k < 1 or k > len(datastore):
@@ -82,18 +83,6 @@ def make_neighbors(
                 else:
                     bar.update(shard.rows)
     return total
-
-
-def query_vectors(datastore: Datastore, queries: Datastore, rows: np.ndarray) -> np.ndarray:
-    """Keys of one datastore as queries for another: (n,) -> (n, dim of the datastore) float32."""
-    vectors = queries.gather_keys(rows).astype(np.float32)
-    return vectors if queries.manifest.projection else datastore.codec.project(vectors)
-
-
-def _is_own_text(datastore: Datastore, queries: Datastore) -> bool:
-    """Whether both are of the same split, however they were dumped: then a token could find itself."""
-    texts = [store.manifest.source.get("data_sha256") for store in (datastore, queries)]
-    return queries.fingerprint == datastore.fingerprint or (texts[0] == texts[1] and texts[0] is not None)
 
 
 def search_outside(
