@@ -189,7 +189,8 @@ def test_a_manifest_that_contradicts_itself(tmp_path):
 
 def test_a_head_is_not_learnt_from_weights(tmp_path):
     from fairseq_knnlm.heads.making import Material, Wanted, learn_head
+    from fairseq_knnlm.heads.objective import Objective
 
     store = make_store(tmp_path / "store", 300, weighted=True)
     with pytest.raises(KnnlmError, match="a head would count each of them once"):
-        learn_head(tmp_path / "head", store, Wanted(), Material())
+        learn_head(tmp_path / "head", store, Wanted(), Material(Objective()))
