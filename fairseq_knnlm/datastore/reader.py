@@ -27,7 +27,7 @@ class Datastore:
             done = sum(1 for shard in self.manifest.shards if (self.folder / shard.receipt_name).exists())
             raise KnnlmError(
                 f"{self.folder} is incomplete ({done} of {len(self.manifest.shards)} shards); "
-                "run the same command (fairseq-eval-lm --knn-dump, knnlm subsample or import) again to finish it"
+                "run the same command (fairseq-eval-lm --knn-dump, knnlm subsample, prune or import) again to finish it"
             )
         remedy = f"restore it from a copy, or delete {self.folder} and dump it again"
         rows, manifest = [shard.rows for shard in self.shards], self.manifest
@@ -184,11 +184,11 @@ class Datastore:
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Where the entries of a subsample stood in the corpus, (entries,); None: entry i is position i."""
+        """Where the entries of a part of a corpus stood in it, (entries,); None: entry i is position i."""
         path = self.folder / POSITIONS
         if not path.exists() and "subsample" not in self.manifest.source:
             return None
-        return map_array(path, (len(self),), "int64", f"delete {self.folder} and run knnlm subsample again")
+        return map_array(path, (len(self),), "int64", f"delete {self.folder} and run knnlm subsample or prune again")
 
     def damaged_files(self) -> Iterator[tuple[str, bool]]:
         """Compare every file but the manifest with its checksum: yields (name, is damaged), one file at a time."""

@@ -41,8 +41,8 @@ def open_weights(path: Path, layout: RawLayout, values: RawFile) -> RawWeights |
     choices = DTYPES.get(file.bytes // max(1, entries))
     if choices is None or file.bytes % max(1, entries):
         raise KnnlmError(
-            f"{path} has {file.bytes:,} bytes, which are no weights of 4 or 8 bytes for {entries:,} entries; restore it, "
-            "or move it away to import without weights"
+            f"{path} has {file.bytes:,} bytes, which are no weights of 4 or 8 bytes for {entries:,} entries; restore "
+            "it, or move it away to import without weights"
         )
     counts, floats = choices
     sample = file.rows(counts, 1, 0, min(layout.entries, SAMPLE_ROWS))

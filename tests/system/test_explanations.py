@@ -151,6 +151,7 @@ def test_pruning(recipe, corpus, adaptive_model, dump, tmp_path):
         (method, keep) for method in ("random", "merge", "learned") for keep in (0.1, 0.5)
     ]
     assert all(row["entries"] == round(row["keep"] * whole["entries"]) for row in rows)
-    assert len({round(row["mixture"], 6) for row in rows}) == 6 and all(row["tokens"] == whole["tokens"] for row in rows)
+    assert len({round(row["mixture"], 6) for row in rows}) == 6
+    assert all(row["tokens"] == whole["tokens"] for row in rows)
     assert all(row["mixture"] < 1.01 * whole["lm"] for row in rows) and whole["mixture"] < whole["lm"]
     assert not list(tmp_path.glob("pruned-*"))  # what is scored is removed
