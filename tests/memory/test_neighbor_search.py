@@ -56,7 +56,8 @@ def test_a_table_keeps_the_weights_of_entries(tmp_path):
     shares /= shares.sum(axis=1, keepdims=True)
     _, found = NeighborShares(table, temperature).of(np.arange(50), torch.zeros(50, dtype=torch.long))
     np.testing.assert_allclose(found, shares, atol=1e-5)
-    np.testing.assert_allclose(NeighborLabels(str(tmp_path / "table"), temperature).rows(0, 50).probs, shares, atol=1e-5)
+    labels = NeighborLabels(str(tmp_path / "table"), temperature).rows(0, 50)
+    np.testing.assert_allclose(labels.probs, shares, atol=1e-5)
     assert [check.problem for check in verify_folder(tmp_path / "table")] == [""] * 6
     plain = make_store(tmp_path / "plain", 600)
     make_neighbors(tmp_path / "old", plain, *asked[:1], ExactSearch(plain, "l2"), *asked[2:])
