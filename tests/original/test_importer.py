@@ -297,15 +297,15 @@ def test_killed_import_resumes(store, monkeypatch):
     store.write()
     copy, copied = importer._copy_shard, []
 
-    def killed_at_the_third(keys, values, layout, shard, output, size):
+    def killed_at_the_third(keys, values, weights, layout, shard, output, size):
         if shard.number == 2:
             output.append(store.keys[:10], store.values[:10])
             os._exit(9)
-        copy(keys, values, layout, shard, output, size)
+        copy(keys, values, weights, layout, shard, output, size)
 
-    def watched(keys, values, layout, shard, output, size):
+    def watched(keys, values, weights, layout, shard, output, size):
         copied.append(shard.number)
-        copy(keys, values, layout, shard, output, size)
+        copy(keys, values, weights, layout, shard, output, size)
 
     child = os.fork()
     if child == 0:
