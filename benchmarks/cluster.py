@@ -29,9 +29,9 @@ from fairseq_knnlm.cluster.ray_search import RaySearch, make_ray_search
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index_if_missing
 from fairseq_knnlm.memory.engines import make_engine
-from fairseq_knnlm.memory.neighbor_search import query_vectors
 from fairseq_knnlm.search import ListSearch
 from fairseq_knnlm.search.list_blocks import KeyDecoder
+from fairseq_knnlm.search.own_text import query_vectors
 from fairseq_knnlm.storage import write_json
 
 from .cluster_page import write_page

@@ -24,8 +24,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
 PAGES = (
-    "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "places",
-    "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face",
+    "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "pruning",
+    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face",
 )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class TextNeighbor:
     share: float  # of p_kNN
     entry: int
     datastore: int  # its place among the datastores
+    weight: float = 1.0  # how much the entry counts; see knnlm prune
 
 
 class KNNLM:
@@ -189,7 +190,8 @@ class KNNLM:
             for neighbor in near:
                 before = self._contexts[number].before(neighbor.entry, context)
                 words, token = form.passage(before), form.show(neighbor.token)
-                found.append(TextNeighbor(token, words, neighbor.distance, neighbor.share, neighbor.entry, number))
+                facts = (neighbor.distance, neighbor.share, neighbor.entry, number, neighbor.weight)
+                found.append(TextNeighbor(token, words, *facts))
         return sorted(found, key=lambda neighbor: -neighbor.share)[:count]
 
     def _scores(self, text: str) -> TokenScores:

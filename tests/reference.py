@@ -14,7 +14,7 @@ def similarities(queries, keys, metric="l2"):
     return 2 * products - (keys**2).sum(axis=1) - (queries**2).sum(axis=1, keepdims=True)
 
 
-def knn_distribution(queries, keys, values, k, temperature=1.0, metric="l2", vocabulary=None):
+def knn_distribution(queries, keys, values, k, temperature=1.0, metric="l2", vocabulary=None, entry_weights=None):
     """p_kNN of every token for each query, by brute force in float64: (n, vocabulary)."""
     vocabulary = int(values.max()) + 1 if vocabulary is None else vocabulary
     result = np.zeros((len(queries), vocabulary))
@@ -24,16 +24,18 @@ def knn_distribution(queries, keys, values, k, temperature=1.0, metric="l2", voc
         nearest = np.argsort(-scores, axis=1, kind="stable")[:, :k] if k < len(keys) else everything
         scores = np.take_along_axis(scores, nearest, axis=1)
         weights = np.exp((scores - scores.max(axis=1, keepdims=True)) / temperature)
+        if entry_weights is not None:
+            weights = weights * entry_weights[nearest]
         shares = weights / weights.sum(axis=1, keepdims=True)
         for row in range(len(shares)):
             result[start + row] = np.bincount(values[nearest[row]], shares[row], minlength=vocabulary)
     return result
 
 
-def knn_probability(queries, targets, keys, values, k, temperature=1.0, metric="l2"):
+def knn_probability(queries, targets, keys, values, k, temperature=1.0, metric="l2", entry_weights=None):
     """p_kNN of each target, by brute force in float64."""
     vocabulary = int(max(values.max(), targets.max())) + 1
-    everything = knn_distribution(queries, keys, values, k, temperature, metric, vocabulary)
+    everything = knn_distribution(queries, keys, values, k, temperature, metric, vocabulary, entry_weights)
     return everything[np.arange(len(targets)), targets]
 
 

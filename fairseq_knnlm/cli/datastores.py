@@ -3,10 +3,14 @@
 import argparse
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from ..errors import KnnlmError
 from ..storage import to_json
 from .parsing import Add
+
+if TYPE_CHECKING:
+    from ..datastore import Datastore
 
 
 def add_datastore_commands(add: Add) -> None:
@@ -114,6 +118,7 @@ def _info(args: argparse.Namespace) -> int:
         ("entries", f"{len(datastore):,}"),
         ("keys", f"{describe_keys(datastore)}; {manifest.key} of layer {manifest.layer}"),
         ("values", manifest.value_dtype),
+        *([("weights", _describe_weights(datastore))] if datastore.is_weighted else []),
         ("on disk", f"{human_bytes(datastore.bytes_on_disk)} in {len(manifest.shards)} shards"),
         ("per entry", f"{(datastore.bytes_on_disk + sum(i.bytes for i in indexes)) / len(datastore):,.0f} bytes with "
                       "all indexes"),
@@ -126,6 +131,12 @@ def _info(args: argparse.Namespace) -> int:
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
     return 0
+
+
+def _describe_weights(datastore: "Datastore") -> str:
+    weights = datastore.weights
+    assert weights is not None
+    return f"{weights.min():.4g} to {weights.max():.4g}, {weights.sum(dtype=float):,.0f} together"
 
 
 def _verify(args: argparse.Namespace) -> int:

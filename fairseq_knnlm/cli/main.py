@@ -49,6 +49,7 @@ def _parser() -> CommandParser:
     from .hf_commands import add_hf_commands
     from .learn_command import add_learn_command
     from .neighbors_command import add_neighbors_command
+    from .prune_command import add_prune_command
     from .saves import add_save_commands
     from .score_command import add_score_command
     from .spalm_commands import add_spalm_commands
@@ -82,6 +83,7 @@ def _parser() -> CommandParser:
     add_save_commands(add)
     add_gate_command(add)
     add_neighbors_command(add)
+    add_prune_command(add)
     add_learn_command(add)
     add_spalm_commands(add("spalm", None, "what a trained SPALM does with its memory: gates, neighbours, gains, K"))
     add_cluster_commands(add("cluster", None, "dump and build with the nodes of a Ray cluster, and what they are"))

@@ -50,7 +50,7 @@ def neighbors(args: argparse.Namespace) -> int:
     from ..memory.neighbor_search import make_neighbors
 
     datastore, queries = Datastore(args.datastore), Datastore(args.queries)
-    _check_same_model(datastore, queries)
+    check_same_model(datastore, queries)
     if args.nprobe < 1:
         raise KnnlmError(f"--nprobe must be 1 or more, not {args.nprobe}")
     if args.engine == "local" and args.ray_address != "auto":
@@ -78,7 +78,7 @@ def neighbors(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_same_model(datastore: "Datastore", queries: "Datastore") -> None:
+def check_same_model(datastore: "Datastore", queries: "Datastore") -> None:
     ours, theirs = datastore.manifest, queries.manifest
     # An imported datastore may say -1, the last layer, since nothing told its number.
     unknown = min(ours.layer, theirs.layer) < 0 and ours.layer != theirs.layer

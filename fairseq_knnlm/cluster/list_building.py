@@ -27,7 +27,7 @@ from ..errors import KnnlmError
 from ..index.assign import list_finder
 from ..index.build import ADD_BLOCK, TRAINED
 from ..index.info import INDEX_FILE, bare_ivf
-from ..index.list_files import LIST_MEANS, LIST_SPREADS, RUN_ENDS, RUN_STARTS, RUN_VALUES
+from ..index.list_files import LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS, RUN_ENDS, RUN_STARTS, RUN_VALUES
 from ..index.list_writer import (
     BUCKET_BYTES,
     ListSummary,
@@ -208,7 +208,7 @@ class ListBuilder:
                 raise KnnlmError(f"the pieces in {work} do not make the index; delete the folder and build again")
             sha256 = file.commit()
         write_array(work / LIST_STARTS, starts)
-        for name in (RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS):
+        for name in (RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS):
             files = [side_file(work, piece, name) for piece in range(pieces)]
             if files[0].exists():
                 write_array(work / name, np.concatenate([np.load(path) for path in files]))

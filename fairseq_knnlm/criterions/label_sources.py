@@ -93,7 +93,9 @@ class NeighborLabels:
         self.table.check_text(text)
 
     def rows(self, start: int, stop: int) -> LabelRows:
-        shares = neighbor_log_weights(self._similarities(start, stop), 1 / self.temperature).exp()
+        found = self.table.log_weights(start, stop)
+        log_weights = None if found is None else torch.from_numpy(found)
+        shares = neighbor_log_weights(self._similarities(start, stop), 1 / self.temperature, log_weights).exp()
         return LabelRows(self.table.tokens(start, stop).clamp(min=0), shares, torch.zeros(len(shares)))
 
 

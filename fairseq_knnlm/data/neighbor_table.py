@@ -4,7 +4,8 @@
     DIR/tokens-00000.npy  (rows, 1 + K) the token itself, then the retrieved output tokens, nearest first, -1: none
     DIR/ids-00000.npy     (rows, K)     their entries in the datastore
     DIR/distances-00000.npy (rows, K)   float32
-    DIR/shard-00000.json                checksums of the three, written last: the shard is whole
+    DIR/log_weights-00000.npy (rows, K) float32: log of the entries' weights, where the datastore has any
+    DIR/shard-00000.json                checksums of these, written last: the shard is whole
 
 A shard is a shard of the queries, which are a datastore of the split (fairseq-eval-lm --knn-dump). A row begins with
 its own token, so that a table that has slipped against its text is noticed.
@@ -38,6 +39,7 @@ FORMAT = "fairseq-knnlm neighbor-table"
 VERSION = 1
 FACTS = "neighbors.json"
 KINDS = {"tokens": "int32", "ids": "int64", "distances": "float32"}
+LOG_WEIGHTS = "log_weights"
 ROWS_PER_BLOCK = 1 << 16
 OWN = 1  # the first column of the tokens
 
@@ -54,8 +56,14 @@ class NeighborFacts:
     search: dict[str, Any]  # metric, index and nprobe
     window: int  # a token's own entry and those within so many positions are left out; 0: another text
     receipts: bool = False  # whether each shard has one; tables of older releases have none
+    weighted: bool = False  # whether the entries of the datastore have weights
     format: str = FORMAT
     version: int = VERSION
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The arrays of each shard and their dtypes."""
+        return {**KINDS, LOG_WEIGHTS: "float32"} if self.weighted else KINDS
 
 
 class NeighborTable:
@@ -83,7 +91,7 @@ class NeighborTable:
                 self.folder, [_name(kind, number) for number in range(len(rows))], rows,
                 (self.k + (OWN if kind == "tokens" else 0),), dtype, remedy,
             )
-            for kind, dtype in KINDS.items()
+            for kind, dtype in self.facts.kinds.items()
         }  # fmt: skip
 
     def __len__(self) -> int:
@@ -106,6 +114,10 @@ class NeighborTable:
 
     def distances(self, start: int, stop: int) -> np.ndarray:
         return self._read("distances", start, stop)
+
+    def log_weights(self, start: int, stop: int) -> np.ndarray | None:
+        """Log of the entries' weights, (rows, K); None: each counts 1."""
+        return self._read(LOG_WEIGHTS, start, stop) if self.facts.weighted else None
 
     def gather(self, kind: str, rows: np.ndarray) -> np.ndarray:
         """Rows of any numbers of an array of the table (KINDS), as they are stored: (n,) -> (n, K or 1 + K)."""
@@ -150,7 +162,7 @@ def table_files(folder: Path) -> Iterator[tuple[str, str]]:
     for receipt in sorted(folder.glob("shard-*.json")):
         content = read_json(receipt, "delete it and run knnlm neighbors again")
         for kind, expected in content.items() if isinstance(content, dict) else ():
-            if kind in KINDS:
+            if kind in (*KINDS, LOG_WEIGHTS):
                 yield _name(kind, int(receipt.stem.split("-")[1])), str(expected)
 
 
@@ -169,11 +181,11 @@ def open_table_folder(folder: Path, facts: NeighborFacts) -> None:
     with Lock(folder / f"{FACTS}.lock", f"writing {folder / FACTS}"):
         if (folder / FACTS).exists():
             present = read_versioned(folder / FACTS, FORMAT, VERSION, "make it with knnlm neighbors")
-            if present != asdict(facts):
+            if {"weighted": False, **present} != asdict(facts):  # tables of older releases do not say
                 raise KnnlmError(f"{folder} holds other neighbours; choose another -o, or delete it")
         else:
             _refuse_foreign_files(folder)
-            row = (facts.k + OWN) * sum(np.dtype(dtype).itemsize for dtype in KINDS.values())
+            row = (facts.k + OWN) * sum(np.dtype(dtype).itemsize for dtype in facts.kinds.values())
             check_disk_space(folder, sum(facts.rows) * row, "the table of neighbours")
             write_record(folder / FACTS, asdict(facts))
         remove_stale_files(folder)
@@ -185,5 +197,8 @@ def _refuse_foreign_files(folder: Path) -> None:
 
 
 def write_shard(folder: Path, number: int, arrays: dict[str, np.ndarray]) -> None:
-    checksums = {kind: write_array(folder / _name(kind, number), arrays[kind].astype(KINDS[kind])) for kind in KINDS}
+    dtypes = {**KINDS, LOG_WEIGHTS: "float32"}
+    checksums = {
+        kind: write_array(folder / _name(kind, number), array.astype(dtypes[kind])) for kind, array in arrays.items()
+    }
     write_json(receipt_path(folder, number), checksums)

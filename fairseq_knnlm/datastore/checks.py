@@ -53,3 +53,10 @@ def verify_datastore(datastore: Datastore) -> Iterator[Check]:
         yield Check(f"values ({len(datastore.values):,} tokens of the dictionary)")
     except KnnlmError as error:
         yield Check("values", str(error))
+    if datastore.is_weighted:
+        try:
+            weights = datastore.weights
+            assert weights is not None
+            yield Check(f"weights ({weights.min():.4g} to {weights.max():.4g})")
+        except KnnlmError as error:
+            yield Check("weights", str(error))

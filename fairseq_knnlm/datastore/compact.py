@@ -58,7 +58,8 @@ def compact(datastore: Datastore, dim: int | None, dtype: str | None, output: st
             if part is not None:
                 for first in range(shard.start, shard.stop, ROWS_PER_WRITE):
                     stop = min(first + ROWS_PER_WRITE, shard.stop)
-                    part.append(datastore.read_keys(first, stop), datastore.read_values(first, stop))
+                    values, weights = datastore.read_values(first, stop), datastore.read_weights(first, stop)
+                    part.append(datastore.read_keys(first, stop), values, weights)
                     bar.update(stop - first)
                 part.commit()
     _copy_positions(datastore, Path(output))

@@ -3,6 +3,7 @@
     DIR/manifest.json                     what it is, where it came from, the shards, complete or not
     DIR/keys-00000.npy   (rows, dim)      float16, float32 or int8 (see ``key_codec``)
     DIR/values-00000.npy (rows,)          uint16 or int32
+    DIR/weights-00000.npy (rows,)         float32, only where entries have weights
     DIR/index/<name>/                     see the package ``index``
     DIR/positions.npy    (entries,)       only in a subsample: which token of the corpus each entry is
     DIR/projection.npy, DIR/quantizer.npy only with compact keys, see ``key_codec``
@@ -22,12 +23,13 @@ from ..storage import from_record, read_versioned, write_record
 from .key_codec import Projection, Quantizer
 
 FORMAT = "fairseq-knnlm datastore"
-VERSION = 2
-READABLE_VERSIONS = (1, 2)  # the first one has no compact keys, and keys are always in the shards
+VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)  # the first has no compact keys, and keys always in the shards; the second no weights
 MANIFEST = "manifest.json"
 POSITIONS = "positions.npy"
 KEY_DTYPES = ("float16", "float32", "int8")
 VALUE_DTYPES = ("uint16", "int32")
+WEIGHT_DTYPE = "float32"
 
 
 def value_dtype_for(vocabulary_size: int) -> str:
@@ -37,13 +39,14 @@ def value_dtype_for(vocabulary_size: int) -> str:
 
 @dataclass
 class Shard:
-    """One pair of files. The checksums are None until it is written."""
+    """The files of some entries. The checksums are None until it is written."""
 
     number: int
     start: int  # first entry
     rows: int
     keys_sha256: str | None = None
     values_sha256: str | None = None
+    weights_sha256: str | None = None  # None also where entries have no weights
 
     @property
     def stop(self) -> int:
@@ -56,6 +59,10 @@ class Shard:
     @property
     def values_name(self) -> str:
         return f"values-{self.number:05d}.npy"
+
+    @property
+    def weights_name(self) -> str:
+        return f"weights-{self.number:05d}.npy"
 
     @property
     def receipt_name(self) -> str:
@@ -84,6 +91,7 @@ class Manifest:
     projection: Projection | None = None  # None: keys have the dimensions of the model's states
     quantizer: Quantizer | None = None  # of int8 keys
     keys_in_index: str | None = None  # the index that alone holds the keys; None: they are in the shards
+    weighted: bool = False  # whether every entry has a weight; without, each counts 1
     format: str = FORMAT
     version: int = VERSION
 
@@ -94,12 +102,13 @@ class Manifest:
 
     @property
     def entry_bytes(self) -> int:
-        """Of a key and its value."""
-        return self.dim * np.dtype(self.key_dtype).itemsize + np.dtype(self.value_dtype).itemsize
+        """Of a key, its value and its weight."""
+        dtypes = [self.value_dtype, *([WEIGHT_DTYPE] if self.weighted else [])]
+        return self.dim * np.dtype(self.key_dtype).itemsize + sum(np.dtype(dtype).itemsize for dtype in dtypes)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a dump to be continued."""
-        names = ("entries", "dim", "source_dim", "key_dtype", "value_dtype", "key", "layer")
+        names = ("entries", "dim", "source_dim", "key_dtype", "value_dtype", "key", "layer", "weighted")
         facts = {name: getattr(self, name) for name in names}
         source = {name: value for name, value in self.source.items() if name != "data"}  # a moved folder is no change
         return {**facts, **source}
@@ -140,6 +149,8 @@ class Manifest:
             return f"its shards do not make {self.entries:,} entries"
         if self.complete and any(None in (shard.keys_sha256, shard.values_sha256) for shard in self.shards):
             return "a checksum is missing"
+        if self.complete and any((shard.weights_sha256 is not None) != self.weighted for shard in self.shards):
+            return "the weights of some shards are missing or too many"
         return "" if self.dim > 0 else f"the dimension is {self.dim}"
 
 

@@ -12,7 +12,7 @@ from ..storage import ShardedArray, file_sha256, read_json
 from ..storage.arrays import map_array
 from .key_codec import PROJECTION, QUANTIZER, KeyCodec, LearntCodec
 from .list_file import KeysInLists, ListFile
-from .manifest import POSITIONS, Manifest, Shard
+from .manifest import POSITIONS, WEIGHT_DTYPE, Manifest, Shard
 
 LIST_STARTS = "list_starts.npy"  # in the folder of an index whose lists we wrote: see list_file
 
@@ -27,7 +27,7 @@ class Datastore:
             done = sum(1 for shard in self.manifest.shards if (self.folder / shard.receipt_name).exists())
             raise KnnlmError(
                 f"{self.folder} is incomplete ({done} of {len(self.manifest.shards)} shards); "
-                "run the same command (fairseq-eval-lm --knn-dump, knnlm subsample or import) again to finish it"
+                "run the same command (fairseq-eval-lm --knn-dump, knnlm subsample, prune or import) again to finish it"
             )
         remedy = f"restore it from a copy, or delete {self.folder} and dump it again"
         rows, manifest = [shard.rows for shard in self.shards], self.manifest
@@ -41,6 +41,10 @@ class Datastore:
                 raise
             self._keys = self._open_keys(keys, rows, remedy)
         self._values = ShardedArray(self.folder, values, rows, (), manifest.value_dtype, remedy, "the manifest")
+        self._weights: ShardedArray | None = None
+        if manifest.weighted:
+            weights = [shard.weights_name for shard in self.shards]
+            self._weights = ShardedArray(self.folder, weights, rows, (), WEIGHT_DTYPE, remedy, "the manifest")
 
     def _open_keys(self, names: list[str], rows: list[int], remedy: str) -> ShardedArray | KeysInLists:
         dtype = self.manifest.key_dtype
@@ -71,12 +75,13 @@ class Datastore:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the keys, so that an index knows which datastore it was built from."""
-        return hashlib.sha256("".join(shard.keys_sha256 or "" for shard in self.shards).encode()).hexdigest()
+        """Identifies the keys and their weights, so that an index knows which datastore it was built from."""
+        parts = (f"{shard.keys_sha256 or ''}{shard.weights_sha256 or ''}" for shard in self.shards)
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     @property
     def bytes_on_disk(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
+        return self._keys.nbytes + self._values.nbytes + (self._weights.nbytes if self._weights else 0)
 
     @property
     def value_bytes(self) -> int:
@@ -102,6 +107,37 @@ class Datastore:
         """The values of the given entries, in ids' shape. A missing neighbour (id -1) gets any value."""
         try:
             return self.values[np.maximum(ids, 0)]
+        except IndexError as error:
+            raise self._no_such_entry() from error
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether entries have weights; without, each counts 1."""
+        return self._weights is not None
+
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """The weights of all entries, (entries,) float32, in memory: 4 bytes per entry; None: each counts 1."""
+        if self._weights is None:
+            return None
+        weights = self._weights.read(0, len(self))
+        if not check_weights(weights):
+            raise KnnlmError(
+                f"{self.folder} has weights that are not positive numbers, so a file is damaged; find it with "
+                "knnlm verify"
+            )
+        return weights
+
+    def read_weights(self, start: int, stop: int) -> np.ndarray | None:
+        """The weights of the entries [start, stop), read from disk; None: each counts 1."""
+        return None if self._weights is None else self._weights.read(start, stop)
+
+    def log_weights_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """Log of the weights of the given entries, in ids' shape, float32; None: each is 0. An id of -1 gets any."""
+        if self.weights is None:
+            return None
+        try:
+            return np.log(self.weights[np.maximum(ids, 0)])
         except IndexError as error:
             raise self._no_such_entry() from error
 
@@ -148,11 +184,11 @@ class Datastore:
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Where the entries of a subsample stood in the corpus, (entries,); None: entry i is position i."""
+        """Where the entries of a part of a corpus stood in it, (entries,); None: entry i is position i."""
         path = self.folder / POSITIONS
         if not path.exists() and "subsample" not in self.manifest.source:
             return None
-        return map_array(path, (len(self),), "int64", f"delete {self.folder} and run knnlm subsample again")
+        return map_array(path, (len(self),), "int64", f"delete {self.folder} and run knnlm subsample or prune again")
 
     def damaged_files(self) -> Iterator[tuple[str, bool]]:
         """Compare every file but the manifest with its checksum: yields (name, is damaged), one file at a time."""
@@ -164,8 +200,15 @@ class Datastore:
         if self.manifest.quantizer is not None:
             expected[QUANTIZER] = self.manifest.quantizer.sha256
         expected |= {shard.values_name: shard.values_sha256 for shard in self.shards}
+        if self.manifest.weighted:
+            expected |= {shard.weights_name: shard.weights_sha256 for shard in self.shards}
         drawn = self.manifest.source.get("subsample", {})
         if "positions_sha256" in drawn:
             expected[POSITIONS] = drawn["positions_sha256"]
         for name, sha256 in sorted(expected.items()):
             yield name, file_sha256(self.folder / name) != sha256
+
+
+def check_weights(weights: np.ndarray) -> bool:
+    """Whether these can be weights of entries: a logarithm is taken of each."""
+    return bool(np.isfinite(weights).all() and (weights > 0).all())

@@ -4,13 +4,14 @@ import io
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import KnnlmError
 from ..progress import each
 from ..storage import Lock, OutputFile
-from .manifest import POSITIONS, Shard, plan_shards
+from .manifest import POSITIONS, Manifest, Shard, plan_shards
 from .reader import Datastore
 from .writing import DatastoreWriter
 
@@ -28,34 +29,53 @@ def subsample(datastore: Datastore, fraction: float, seed: int, output: str | Pa
     if not kept:
         raise KnnlmError(f"{fraction:g} of {len(datastore):,} entries is none; use a larger --fraction")
     entries = [_draw(shard, count, seed) for shard, count in kept]
-    chosen_positions = np.concatenate(entries)
-    if datastore.positions is not None:  # a subsample of a subsample
-        chosen_positions = datastore.positions[chosen_positions]
-    positions = positions_file(chosen_positions)
+    return copy_part(datastore, entries, {"fraction": fraction, "seed": seed}, output)
+
+
+def copy_part(
+    datastore: Datastore,
+    entries: list[np.ndarray],
+    how: dict[str, Any],
+    output: str | Path,
+    weights: np.ndarray | None = None,
+) -> Datastore:
+    """Copy some entries to a new folder, with the positions that they have in the corpus. The same call resumes.
+
+    Args:
+        entries: numbers of the entries of each new shard, ascending through all shards
+        how: what the source of the new manifest says about the choice
+        weights: of the chosen entries, one after the other; None: those that they have, if any
+    """
+    chosen = np.concatenate(entries)
+    positions = positions_file(chosen if datastore.positions is None else datastore.positions[chosen])
     parent = datastore.manifest.source.get("subsample", {})
     drawn = {
-        "fraction": fraction,
-        "seed": seed,
+        **how,
         "of_entries": len(datastore),
         "of_corpus": parent.get("of_corpus", parent.get("of_entries", len(datastore))),
         "of_keys": datastore.fingerprint,
         "positions_sha256": sha256(positions).hexdigest(),
     }
-    shards = plan_shards([count for _, count in kept])
+    if weights is None and datastore.weights is not None:
+        weights = datastore.weights[chosen]
+    shards = plan_shards([len(numbers) for numbers in entries])
     manifest = replace(
         datastore.manifest,
-        entries=sum(shard.rows for shard in shards),
+        entries=len(chosen),
         source={**datastore.manifest.source, "subsample": drawn},
         shards=shards,
         complete=False,
         keys_in_index=None,
+        weighted=weights is not None,
+        version=Manifest.version,
     )
     writer = DatastoreWriter(output, manifest, datastore.own_codec)
     missing = {shard.number for shard in writer.missing_shards()}
-    for new, chosen in zip(each(shards, "copying", len(shards), " shards"), entries):
+    for new, numbers in zip(each(shards, "copying", len(shards), " shards"), entries):
         shard = writer.open_shard(new, wait=True) if new.number in missing else None
         if shard is not None:
-            shard.append_stored(datastore.gather_stored(chosen), datastore.values[chosen])
+            own = None if weights is None else weights[new.start : new.stop]
+            shard.append_stored(datastore.gather_stored(numbers), datastore.values[numbers], own)
             shard.commit()
     write_positions(Path(output), positions)
     writer.finish()

@@ -18,7 +18,7 @@ from ..storage import (
     write_json,
 )
 from .key_codec import PROJECTION, QUANTIZER, KeyCodec, LearntCodec
-from .manifest import MANIFEST, Manifest, Shard
+from .manifest import MANIFEST, WEIGHT_DTYPE, Manifest, Shard
 
 MakeCodec = Callable[[], LearntCodec]
 
@@ -126,6 +126,9 @@ class ShardWriter:
         try:
             self._keys = self._open(shard.keys_name, (shard.rows, manifest.dim), manifest.key_dtype)
             self._values = self._open(shard.values_name, (shard.rows,), manifest.value_dtype)
+            self._weights: OutputFile | None = None
+            if manifest.weighted:
+                self._weights = self._open(shard.weights_name, (shard.rows,), WEIGHT_DTYPE)
         except BaseException:
             self.abort()
             raise
@@ -136,8 +139,8 @@ class ShardWriter:
         file.write_array_header(shape, dtype)
         return file
 
-    def append(self, states: np.ndarray, values: np.ndarray) -> None:
-        """Add rows: states (n, source dim) of any float dtype, which become keys; values (n,)."""
+    def append(self, states: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> None:
+        """Add rows: states (n, source dim) of any float dtype, which become keys; values (n,); weights (n,)."""
         stored = self._codec.encode(states)
         rounded = stored.dtype == np.int8  # which hides what is not a number
         if not np.isfinite(states if rounded else stored).all():
@@ -148,15 +151,19 @@ class ShardWriter:
                 f"keys overflow {self.manifest.key_dtype} (largest {np.abs(states).max():.3g}); "
                 "dump to a new folder with --knn-key-dtype float32"
             )
-        self.append_stored(stored, values)
+        self.append_stored(stored, values, weights)
 
-    def append_stored(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Add rows: keys (n, dim) as they are stored, values (n,)."""
+    def append_stored(self, keys: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None) -> None:
+        """Add rows: keys (n, dim) as they are stored, values (n,), and weights (n,) where there are any."""
+        if (weights is not None) != self.manifest.weighted:
+            raise RuntimeError(f"the manifest says weighted: {self.manifest.weighted}, the rows do not")
         if self.rows + len(keys) > self.shard.rows:
             raise RuntimeError(f"shard {self.shard.number} has {self.shard.rows} rows, got more")
         try:
             self._keys.write(np.ascontiguousarray(keys, dtype=self.manifest.key_dtype))
             self._values.write(np.ascontiguousarray(values, dtype=self.manifest.value_dtype))
+            if self._weights is not None:
+                self._weights.write(np.ascontiguousarray(weights, dtype=WEIGHT_DTYPE))
         except KnnlmError:
             self.abort()
             raise
@@ -168,6 +175,8 @@ class ShardWriter:
             raise RuntimeError(f"shard {self.shard.number} has {self.rows} of {self.shard.rows} rows")
         try:
             self.shard.keys_sha256, self.shard.values_sha256 = self._keys.commit(), self._values.commit()
+            if self._weights is not None:
+                self.shard.weights_sha256 = self._weights.commit()
             write_json(self.folder / self.shard.receipt_name, asdict(self.shard))
         except KnnlmError:
             self.abort()

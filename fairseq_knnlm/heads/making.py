@@ -82,6 +82,11 @@ def learn_head(folder: str | Path, datastore: Datastore, wanted: Wanted, materia
     """Make a head, or go on with one that a killed process left; what head.json says of it."""
     wanted.check()
     folder = Path(folder)
+    if datastore.is_weighted:
+        raise KnnlmError(
+            f"the entries of {datastore.folder} have weights, and a head would count each of them once; learn from the "
+            "datastore that it was pruned from, or from one that knnlm prune --no-weights made"
+        )
     if folder.exists():
         raise KnnlmError(f"{folder} exists already; choose another -o, or delete it")
     make_folder(folder.parent)

@@ -25,6 +25,8 @@ class NeighborShares:
         """
         tokens = torch.from_numpy(self._table.gather("tokens", entries)[:, 1:].astype(np.int64))
         scores = torch.from_numpy(self._table.gather("distances", entries)) * self._scale
+        if self._table.facts.weighted:
+            scores += torch.from_numpy(self._table.gather("log_weights", entries))
         missing = tokens < 0
         shares = scores.masked_fill(missing, -torch.inf).softmax(dim=1).nan_to_num(0.0)
         shares[:, 0] += missing.all(dim=1).float()

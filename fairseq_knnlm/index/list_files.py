@@ -6,6 +6,7 @@
     run_ends.npy      (runs,) int32         where each run ends, counted from the beginning of its list
     list_means.npy    (lists, dim) float32  the mean of each list's keys, where the lists hold the keys themselves
     list_spreads.npy  (lists,) float32      the mean squared distance of a list's keys from their mean
+    list_weights.npy  (entries,) float32    the weight of each entry, list by list, where entries have weights
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from .info import INDEX_FILE, IndexInfo, index_folder, remedy_for
 
 RUN_STARTS, RUN_VALUES, RUN_ENDS = "run_starts.npy", "run_values.npy", "run_ends.npy"
 LIST_MEANS, LIST_SPREADS = "list_means.npy", "list_spreads.npy"
-ALL_FILES = (LIST_STARTS, RUN_STARTS, RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS)
+LIST_WEIGHTS = "list_weights.npy"
+ALL_FILES = (LIST_STARTS, RUN_STARTS, RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS)
 
 
 @dataclass
@@ -68,6 +70,13 @@ class SortedLists:
     @cached_property
     def spreads(self) -> np.ndarray:
         return self._load(LIST_SPREADS, (self.info.lists,), "float32")
+
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """Of the entries in the order of the rows, (entries,); None: each counts 1."""
+        if LIST_WEIGHTS not in (self.info.files or {}):
+            return None
+        return self._load(LIST_WEIGHTS, (self.info.entries,), "float32")
 
 
 def open_lists(datastore: Datastore, info: IndexInfo, mapped: bool = False) -> SortedLists | None:

@@ -24,7 +24,7 @@ from ..progress import progress
 from ..storage import OutputFile, read_json, system, write_array, write_json
 from ..storage.faults import read_failure, write_failure
 from .info import stores_exact_keys
-from .list_files import LIST_MEANS, LIST_SPREADS, RUN_ENDS, RUN_STARTS, RUN_VALUES
+from .list_files import LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS, RUN_ENDS, RUN_STARTS, RUN_VALUES
 
 BUCKET_BYTES = 1 << 28
 BUFFER_BYTES = 1 << 26  # of rows that wait to be written to their buckets
@@ -230,7 +230,7 @@ def interleave(rows: np.ndarray, starts: np.ndarray, code_bytes: int) -> np.ndar
 
 
 class ListSummary:
-    """What is written beside the lists: runs of equal values, and mean and spread of the keys of each list."""
+    """What is written beside the lists: runs of equal values, mean and spread of each list's keys, weights."""
 
     def __init__(self, datastore: Datastore, ivf: faiss.IndexIVF, lists: int):
         self._datastore, self._exact = datastore, stores_exact_keys(ivf, datastore)
@@ -239,6 +239,7 @@ class ListSummary:
         self._runs = np.zeros(lists, np.int64)
         self._means = np.zeros((lists, datastore.dim), np.float32)
         self._spreads = np.zeros(lists, np.float32)
+        self._weights: list[np.ndarray] = []
 
     def add(self, first_list: int, rows: np.ndarray, starts: np.ndarray) -> None:
         """rows: the entries of consecutive lists, starts: the first row of each of these lists, and the end."""
@@ -249,6 +250,8 @@ class ListSummary:
         self._ends.append((ends - starts[last["list"] - first_list]).astype(np.int32))
         count = len(starts) - 1
         self._runs[first_list : first_list + count] = np.bincount(last["list"] - first_list, minlength=count)
+        if self._datastore.weights is not None:
+            self._weights.append(self._datastore.weights[rows["id"]])
         if self._exact:
             self._add_means(first_list, rows, starts)
 
@@ -282,6 +285,8 @@ class ListSummary:
             RUN_VALUES: np.concatenate(self._values),
             RUN_ENDS: np.concatenate(self._ends),
         }
+        if self._datastore.is_weighted:
+            arrays[LIST_WEIGHTS] = np.concatenate(self._weights)
         return {**arrays, LIST_MEANS: self._means, LIST_SPREADS: self._spreads} if self._exact else arrays
 
     def write(self, folder: Path) -> None:

@@ -124,6 +124,7 @@ class Inspector:
                 "share": _number(neighbor.share),
                 "entry": neighbor.entry,
                 "store": number,
+                **({} if neighbor.weight == 1 else {"weight": _number(neighbor.weight)}),
             }
             for number, neighbor in near
         ]

@@ -1,7 +1,7 @@
 // What the page computes: mixtures at other settings, shares, colours, and how numbers are written. No document here.
 //
 // Data: {about, words, tokens}. A token: w word, lm / knn / mix probabilities as scored, top [[word, p], ...], near [{c
-// context words, w word, d distance, share, entry, store}, ...]; for each datastore p [p_kNN at each temperature],
+// context words, w word, d distance, share, entry, store, weight (if not 1)}, ...]; for each datastore p [p_kNN at each temperature],
 // z [log of the mass of all entries at each temperature], of (how many entries took part), and with a gate g [its weight
 // for this token]. Words are numbers into `words`. A head is a datastore without entries, with `rows` and one temperature.
 // about.stores has each datastore's lambda, temperature and `temperatures`. Numbers that JSON does not know are
@@ -65,7 +65,7 @@ function neighborsOf(token, about, settings, asScored, most) {
   const near = token.near.map((one) => {
     const store = about.stores[one.store], stop = settings.stops[one.store];
     const scale = (store.metric === "ip" ? 1 : -1) / temperatureAt(store, stop);
-    const own = asScored || !token.z ? one.share : Math.min(1, Math.exp(scale * real(one.d) - real(token.z[one.store][stop])));
+    const own = asScored || !token.z ? one.share : Math.min(1, (one.weight ?? 1) * Math.exp(scale * real(one.d) - real(token.z[one.store][stop])));
     return { ...one, share: all > 0 ? own * lambdas[one.store] / all : 0 };
   });
   const shown = near.sort((a, b) => b.share - a.share).slice(0, most);

@@ -126,9 +126,10 @@ function contextLine(context, number) {
 function neighborRow(near, number) {
   const isHit = near.w === data.tokens[number].w, stores = data.about.stores;
   const place = stores.length > 1 ? `${stores[near.store].name} ` : "";
-  return element("tr", { title: `${place}entry ${near.entry}` },
+  const counts = near.weight === undefined ? "" : `, which counts ${decimal(near.weight, (w) => w.toPrecision(3))} times`;
+  return element("tr", { title: `${place}entry ${near.entry}${counts}` },
     element("td", { class: "where" }, contextLine(near.c, number)),
-    element("td", { class: isHit ? "next hit" : "next" }, word(near.w) + (isHit ? " \u2713" : "")),
+    element("td", { class: isHit ? "next hit" : "next" }, word(near.w) + (near.weight === undefined ? "" : ` \u00d7${decimal(near.weight, (w) => w.toPrecision(3))}`) + (isHit ? " \u2713" : "")),
     element("td", { class: "number", "data-label": "share" }, percent(near.share)),
     element("td", { class: "number", "data-label": "distance" }, decimal(near.d, (d) => Math.abs(d) < 1 ? d.toFixed(3) : d.toPrecision(4))));
 }

@@ -26,6 +26,7 @@ class MemoryFacts:
     folder: str | None = None  # of a datastore or a head
     features: list[str] = field(default_factory=list)  # what a save keeps for a gate, besides neighbours
     lists: int | None = None  # of how many lists a save keeps the share that was expected before they were read
+    weighted: bool = False  # whether neighbours have weights, which a save keeps with them
 
     @property
     def is_cache(self) -> bool:
@@ -56,6 +57,7 @@ class KeptNeighbors:
 
     similarities: Tensor  # (n, k), -inf where there is no neighbour
     matches: Tensor  # (n, k) bool: whether the neighbour's value is the token
+    log_weights: Tensor | None = None  # (n, k) log of the entries' weights; None: each counts 1
 
 
 @dataclass

@@ -12,8 +12,8 @@ from ..errors import KnnlmError
 class Contexts:
     """The words that stood before an entry.
 
-    Entry i is the i-th token of the corpus, so the values of a whole datastore are the corpus. A subsample has gaps, so
-    there the corpus itself is read, where the manifest says it lies.
+    Entry i is the i-th token of the corpus, so the values of a whole datastore are the corpus. A part of one has gaps,
+    so there the corpus itself is read, where the manifest says it lies.
     """
 
     def __init__(self, datastore: Datastore, dictionary: Dictionary):
@@ -26,8 +26,8 @@ class Contexts:
         lines = data_utils.load_indexed_dataset(str(path), dictionary) if path.parent.is_dir() else None
         if lines is None:
             raise KnnlmError(
-                f"{datastore.folder} is a subsample, so the text around its entries is read from {path}, which is not "
-                "there; put the binarised data back, or inspect the whole datastore"
+                f"{datastore.folder} holds a part of its corpus, so the text around its entries is read from {path}, "
+                "which is not there; put the binarised data back, or inspect the whole datastore"
             )
         self._lines, self._ends = lines, np.cumsum(lines.sizes)
         drawn = source["subsample"]

@@ -68,8 +68,9 @@ class DatastoreMemory(Memory):
             masses = [mass_name(1 / temperature) for temperature in temperatures]
             features, lists = [NEAREST, *masses, *self.engine.early_names], self.engine.early_lists
         return MemoryFacts(
-            "knn", k, self.weight, 1 / self.temperature, self.identity, temperatures, folder, features, lists
-        )
+            "knn", k, self.weight, 1 / self.temperature, self.identity, temperatures, folder, features, lists,
+            weighted=self.k is not None and self.datastore.is_weighted,
+        )  # fmt: skip
 
     def project(self, queries: Tensor) -> np.ndarray:
         """The model's states (n, C) as the datastore's keys are: (n, dim) float32."""
@@ -124,15 +125,21 @@ class DatastoreMemory(Memory):
         """distances (n, k), ids (n, k), targets (n,)."""
         matches = torch.from_numpy((self.datastore.values_of(ids) == targets[:, None]) & (ids >= 0))
         near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
-        weights = neighbor_log_weights(near, 1 / self.temperature)
-        kept = KeptNeighbors(near, matches) if keep else None
+        own = self._log_weights_of(ids)
+        weights = neighbor_log_weights(near, 1 / self.temperature, own)
+        kept = KeptNeighbors(near, matches, own) if keep else None
         log_probs = target_log_probs(weights, matches).to(device)
-        return MemoryScores(log_probs, entropy(weights), kept, self._neighbor_features(near))
+        return MemoryScores(log_probs, entropy(weights), kept, self._neighbor_features(near, own))
 
-    def _neighbor_features(self, near: Tensor) -> Features | None:
+    def _log_weights_of(self, ids: np.ndarray) -> Tensor | None:
+        """Log of the weights of some entries, in ids' shape; None: each counts 1."""
+        log_weights = self.datastore.log_weights_of(ids)
+        return None if log_weights is None else torch.from_numpy(log_weights)
+
+    def _neighbor_features(self, near: Tensor, log_weights: Tensor | None) -> Features | None:
         if not self.with_features:
             return None
-        return neighbor_features(near, [factor / self.temperature for factor in PROFILE])
+        return neighbor_features(near, [factor / self.temperature for factor in PROFILE], log_weights)
 
     def vocabulary_log_probs(self, queries: Tensor, vocabulary_size: int) -> Tensor:
         return self.vocabulary_scores(queries, vocabulary_size).log_probs
@@ -157,8 +164,10 @@ class DatastoreMemory(Memory):
     def _vocabulary(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> VocabularyScores:
         values = torch.from_numpy(self.datastore.values_of(ids).astype(np.int64))
         near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), self.metric)
-        weights = neighbor_log_weights(near, 1 / self.temperature)
-        return VocabularyScores(vocabulary_log_probs(weights, values, vocabulary_size), self._neighbor_features(near))
+        own = self._log_weights_of(ids)
+        weights = neighbor_log_weights(near, 1 / self.temperature, own)
+        log_probs = vocabulary_log_probs(weights, values, vocabulary_size)
+        return VocabularyScores(log_probs, self._neighbor_features(near, own))
 
 
 def _log_ratio(target: np.ndarray, total: np.ndarray) -> Tensor:

@@ -24,17 +24,20 @@ def relative_mass(log_mass: Tensor, nearest: Tensor) -> Tensor:
     return (log_mass - nearest).float().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
-def neighbor_features(similarities: Tensor, sharpnesses: list[float]) -> Features:
-    """Of similarities (n, k), -inf where there is no neighbour, at each sharpness."""
+def neighbor_features(
+    similarities: Tensor, sharpnesses: list[float], log_weights: Tensor | None = None
+) -> Features:
+    """Of similarities (n, k), -inf where there is no neighbour, and log weights (n, k), at each sharpness."""
     nearest = similarities.amax(dim=1)
     gaps = nearest.nan_to_num(neginf=0.0)[:, None] - similarities  # infinite for none
-    return {NEAREST: nearest, **gap_features(gaps, sharpnesses)}
+    return {NEAREST: nearest, **gap_features(gaps, sharpnesses, log_weights)}
 
 
-def gap_features(gaps: Tensor, sharpnesses: list[float]) -> Features:
+def gap_features(gaps: Tensor, sharpnesses: list[float], log_weights: Tensor | None = None) -> Features:
     """The profile alone, of how much less similar each neighbour is than the nearest: (n, k), infinite for none."""
     features, absent = {}, gaps == torch.inf
     for sharpness in sharpnesses:
-        masses = (gaps * -sharpness).masked_fill_(absent, -torch.inf).logsumexp(dim=1)
+        scores = gaps * -sharpness if log_weights is None else gaps * -sharpness + log_weights
+        masses = scores.masked_fill_(absent, -torch.inf).logsumexp(dim=1)
         features[mass_name(sharpness)] = masses
     return features

@@ -20,6 +20,7 @@ class Neighbor:
     token: int  # its value: the token that followed
     distance: float  # squared L2 distance or inner product
     share: float  # of p_kNN
+    weight: float = 1.0  # how much the entry counts
 
 
 @dataclass
@@ -80,24 +81,30 @@ def _masses(
     near = similarities(torch.from_numpy(distances), torch.from_numpy(ids), memory.metric).double()
     matches = torch.from_numpy((memory.datastore.values_of(ids) == targets[:, None]) & (ids >= 0))
     hits = near.masked_fill(~matches, -torch.inf)
+    found = memory.datastore.log_weights_of(ids)
+    own = 0.0 if found is None else torch.from_numpy(found).double()
     return (
-        np.stack([(hits / temperature).logsumexp(dim=1).numpy() for temperature in temperatures]),
-        np.stack([(near / temperature).logsumexp(dim=1).numpy() for temperature in temperatures]),
+        np.stack([(hits / temperature + own).logsumexp(dim=1).numpy() for temperature in temperatures]),
+        np.stack([(near / temperature + own).logsumexp(dim=1).numpy() for temperature in temperatures]),
     )
 
 
 def _nearest(
     memory: DatastoreMemory, distances: np.ndarray, ids: np.ndarray, log_mass: float, count: int
 ) -> list[Neighbor]:
-    """The nearest of the entries that a query found: distances (m,), ids (m,), -1 where there is none."""
+    """Of the entries that a query found those with the largest shares: distances (m,), ids (m,), -1 for none."""
     present = np.flatnonzero(ids >= 0)
     scores = distances[present].astype(np.float64) * similarity_scale(memory.metric, memory.temperature)
+    log_weights = memory.datastore.log_weights_of(ids[present])
+    if log_weights is not None:
+        scores += log_weights
     best = np.argsort(-scores, kind="stable")[:count]
     chosen = present[best]
+    weights = np.ones(len(best)) if log_weights is None else np.exp(log_weights[best])
     shares = np.exp(np.minimum(scores[best] - log_mass, 0.0))  # distances of two ways to compute them round differently
     return [
-        Neighbor(int(entry), int(token), float(distance), float(share))
-        for entry, token, distance, share in zip(
-            ids[chosen], memory.datastore.values_of(ids[chosen]), distances[chosen], shares
+        Neighbor(int(entry), int(token), float(distance), float(share), float(weight))
+        for entry, token, distance, share, weight in zip(
+            ids[chosen], memory.datastore.values_of(ids[chosen]), distances[chosen], shares, weights
         )
     ]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..data.neighbor_table import KINDS, NeighborFacts, is_done, open_table_folder, receipt_path, write_shard
+from ..data.neighbor_table import LOG_WEIGHTS, NeighborFacts, is_done, open_table_folder, receipt_path, write_shard
 from ..datastore import Datastore, Shard
 from ..errors import KnnlmError
 from ..progress import progress
 from ..search import Search
+from ..search.own_text import default_window, is_own_text, query_vectors
 from ..storage import Lock
 
 QUERIES_PER_PART = 1 << 16
@@ -35,10 +36,10 @@ def make_neighbors(
         search: what the engine is, for the record: metric, index, nprobe
         window: None: a sequence length if the queries are the datastore's own text, else 0
     """
-    folder, own_text = Path(folder), _is_own_text(datastore, queries)
+    folder, own_text = Path(folder), is_own_text(datastore, queries)
     places, query_places = datastore.positions, queries.positions
     if window is None:
-        window = int(queries.manifest.source.get("tokens_per_sample", 512)) if own_text else 0
+        window = default_window(queries) if own_text else 0
     if window and not own_text:
         raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
     if k < 1 or k > len(datastore):
@@ -47,14 +48,15 @@ def make_neighbors(
         raise KnnlmError(f"--window must be 0 or more, not {window}")
     rows = [shard.rows for shard in queries.shards]
     facts = NeighborFacts(
-        k, rows, queries.manifest.source, queries.fingerprint, datastore.fingerprint, search, window, receipts=True
-    )
+        k, rows, queries.manifest.source, queries.fingerprint, datastore.fingerprint, search, window, receipts=True,
+        weighted=datastore.is_weighted,
+    )  # fmt: skip
     open_table_folder(folder, facts)
     missing = [shard for shard in queries.shards[shards[0] : shards[1]] if not is_done(folder, shard.number)]
     total = sum(shard.rows for shard in missing)
 
     def search_shard(shard: Shard, update: Callable[[int], Any]) -> dict[str, np.ndarray]:
-        found: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        found: dict[str, list[np.ndarray]] = {kind: [] for kind in facts.kinds}
         for start in range(shard.start, shard.stop, QUERIES_PER_PART):
             rows = np.arange(start, min(start + QUERIES_PER_PART, shard.stop))
             vectors = query_vectors(datastore, queries, rows)
@@ -65,6 +67,9 @@ def make_neighbors(
             retrieved = np.where(ids >= 0, datastore.values_of(ids).astype(np.int64), -1)
             found["ids"].append(ids)
             found["distances"].append(distances)
+            log_weights = datastore.log_weights_of(ids)
+            if log_weights is not None:
+                found[LOG_WEIGHTS].append(log_weights)
             found["tokens"].append(np.column_stack([queries.values[rows], retrieved]))
             update(len(rows))
         return {kind: np.concatenate(parts) for kind, parts in found.items()}
@@ -78,18 +83,6 @@ def make_neighbors(
                 else:
                     bar.update(shard.rows)
     return total
-
-
-def query_vectors(datastore: Datastore, queries: Datastore, rows: np.ndarray) -> np.ndarray:
-    """Keys of one datastore as queries for another: (n,) -> (n, dim of the datastore) float32."""
-    vectors = queries.gather_keys(rows).astype(np.float32)
-    return vectors if queries.manifest.projection else datastore.codec.project(vectors)
-
-
-def _is_own_text(datastore: Datastore, queries: Datastore) -> bool:
-    """Whether both are of the same split, however they were dumped: then a token could find itself."""
-    texts = [store.manifest.source.get("data_sha256") for store in (datastore, queries)]
-    return queries.fingerprint == datastore.fingerprint or (texts[0] == texts[1] and texts[0] is not None)
 
 
 def search_outside(

@@ -19,10 +19,15 @@ def similarities(distances: Tensor, ids: Tensor, metric: str) -> Tensor:
     return (distances.float() * similarity_scale(metric, 1.0)).masked_fill(ids < 0, -math.inf)
 
 
-def neighbor_log_weights(similarities: Tensor, sharpness: float) -> Tensor:
-    """Log of each neighbour's share: similarities (n, k) -> (n, k). Sharpness is 1/T, or a cache's theta."""
+def neighbor_log_weights(similarities: Tensor, sharpness: float, log_weights: Tensor | None = None) -> Tensor:
+    """Log of each neighbour's share: similarities (n, k) -> (n, k). Sharpness is 1/T, or a cache's theta.
+
+    Args:
+        log_weights: (n, k) log of the weights of the entries, which no sharpness changes; None: each counts 1
+    """
     # 0 * -inf is not a number, so an absent neighbour needs saying again.
-    scores = (similarities * sharpness).masked_fill(similarities == -math.inf, -math.inf)
+    scores = similarities * sharpness if log_weights is None else similarities * sharpness + log_weights
+    scores = scores.masked_fill(similarities == -math.inf, -math.inf)
     # log_softmax subtracts the largest first, which keeps digits that (scores - logsumexp) would lose. A query may have
     # no neighbour at all.
     return scores.log_softmax(dim=1).nan_to_num(nan=-math.inf, neginf=-math.inf)

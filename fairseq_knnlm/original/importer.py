@@ -20,6 +20,7 @@ from ..storage import remove_own_files
 from .adopted_index import FoundIndex, adopt_index, find_index_files
 from .raw_files import DamagedStoreError, RawFile, check_keys, fingerprint, zero_row
 from .raw_layout import Known, RawLayout, deduce_layout, unsigned
+from .raw_weights import RawWeights, open_weights
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,6 @@ def import_datastore(
         if number is not None and number < 1:
             raise KnnlmError(f"{flag} must be 1 or more, not {number}")
     keys, values = RawFile(Path(f"{prefix}_keys.npy")), RawFile(Path(f"{prefix}_vals.npy"))
-    _refuse_weights(Path(f"{prefix}_weights.npy"))
     found = find_index_files(Path(index_path)) if index_path else None
     claims = {
         "--dim": dim,
@@ -87,17 +87,20 @@ def import_datastore(
     )
     _check_zeros_at_the_end(keys, values, layout)
     _check_index_size(found, layout)
-    source = {"imported_from": keys.path.name, "raw_files_sha256": fingerprint(keys, values), **dictionary}
+    weights = open_weights(Path(f"{prefix}_weights.npy"), layout, values)
+    files = (keys, values) if weights is None else (keys, values, weights.file)
+    source = {"imported_from": keys.path.name, "raw_files_sha256": fingerprint(*files), **dictionary}
     if model is not None:
         layer, source["checkpoint_sha256"] = model.layer, model.checkpoint_sha256
     else:
         logger.info("nothing tells which model made these keys; --path CHECKPOINT would let it be checked")
-    copied = _copy_entries(keys, values, layout, Path(folder), _manifest(layout, key, layer, source))
+    manifest = _manifest(layout, key, layer, source, weights is not None)
+    copied = _copy_entries(keys, values, weights, layout, Path(folder), manifest)
     datastore = Datastore(folder)
     return Imported(datastore, copied, adopt_index(datastore, found) if found else None)
 
 
-def _manifest(layout: RawLayout, key: str, layer: int, source: dict[str, Any]) -> Manifest:
+def _manifest(layout: RawLayout, key: str, layer: int, source: dict[str, Any], weighted: bool) -> Manifest:
     return Manifest(
         entries=layout.entries,
         dim=layout.dim,
@@ -107,17 +110,11 @@ def _manifest(layout: RawLayout, key: str, layer: int, source: dict[str, Any]) -
         layer=layer,
         source=source,
         shards=plan_shards([min(SHARD_ROWS, layout.entries - row) for row in range(0, layout.entries, SHARD_ROWS)]),
+        weighted=weighted,
     )
 
 
 # --- checks before anything is written ------------------------------------------------------------------------------
-
-
-def _refuse_weights(path: Path) -> None:
-    if path.exists():
-        raise KnnlmError(
-            f"{path} holds weights of the entries, which are not supported; move it away to import without them"
-        )
 
 
 def _check_zeros_at_the_end(keys: RawFile, values: RawFile, layout: RawLayout) -> None:
@@ -151,7 +148,9 @@ def _check_index_size(found: FoundIndex | None, layout: RawLayout) -> None:
 # --- copying --------------------------------------------------------------------------------------------------------
 
 
-def _copy_entries(keys: RawFile, values: RawFile, layout: RawLayout, folder: Path, manifest: Manifest) -> bool:
+def _copy_entries(
+    keys: RawFile, values: RawFile, weights: RawWeights | None, layout: RawLayout, folder: Path, manifest: Manifest
+) -> bool:
     """Fill the shards that are missing; whether any was. Other processes may fill some of them at the same time."""
     writer = DatastoreWriter(folder, manifest)
     missing = writer.missing_shards()
@@ -160,7 +159,7 @@ def _copy_entries(keys: RawFile, values: RawFile, layout: RawLayout, folder: Pat
         for shard in each(missing, "copying", len(missing), " shards"):
             output = writer.open_shard(shard, wait=True)
             if output is not None:
-                _copy_shard(keys, values, layout, shard, output, manifest.source["dictionary_size"])
+                _copy_shard(keys, values, weights, layout, shard, output, manifest.source["dictionary_size"])
     except DamagedStoreError:
         _remove_half_made(writer)
         raise
@@ -169,7 +168,13 @@ def _copy_entries(keys: RawFile, values: RawFile, layout: RawLayout, folder: Pat
 
 
 def _copy_shard(
-    keys: RawFile, values: RawFile, layout: RawLayout, shard: Shard, output: ShardWriter, vocabulary_size: int
+    keys: RawFile,
+    values: RawFile,
+    weights: RawWeights | None,
+    layout: RawLayout,
+    shard: Shard,
+    output: ShardWriter,
+    vocabulary_size: int,
 ) -> None:
     try:
         for start in range(shard.start, shard.stop, ROWS_PER_WRITE):
@@ -181,7 +186,7 @@ def _copy_shard(
                 raise DamagedStoreError(
                     f"{values.path} holds tokens outside the dictionary; give the dict.txt it was made with"
                 )
-            output.append(block, tokens)
+            output.append(block, tokens, None if weights is None else weights.rows(start, stop))
         output.commit()
     except BaseException:
         output.abort()
@@ -192,5 +197,5 @@ def _remove_half_made(writer: DatastoreWriter) -> None:
     """Remove an import that can never be finished."""
     ours = {MANIFEST, f"{MANIFEST}.lock"}
     for shard in writer.manifest.shards:
-        ours |= {shard.keys_name, shard.values_name, shard.receipt_name, shard.lock_name}
+        ours |= {shard.keys_name, shard.values_name, shard.weights_name, shard.receipt_name, shard.lock_name}
     remove_own_files(writer.folder, ours.__contains__)

@@ -7,6 +7,7 @@
     DIR/<memory>.exponents.npy (n,)  the gaps are times 2 to this power, int8
     DIR/<memory>.largest.npy (n,)    the largest similarity, float32
     DIR/<memory>.matches.npy (n, k/8)  a bit for each neighbour: its value is the token
+    DIR/<memory>.log_weights.npy (n, k)  log of the neighbours' weights, float32, where entries have weights
     DIR/<memory>.log_probs.npy (n, temperatures)  instead of these four where every visited entry takes part (k = all)
     DIR/<memory>.features.npy (n, features)  what a gate may look at, where it does not follow from the above
     DIR/<memory>.expected.npy (n, lists)     log of the share of the mass that each visited list was expected to hold
@@ -51,8 +52,8 @@ from ..storage.arrays import map_array
 from ..storage.folders import clear_work_folder
 
 FORMAT = "fairseq-knnlm save"
-VERSION = 2
-READABLE = (1, 2)  # version 1 has nothing for a gate
+VERSION = 3
+READABLE = (1, 2, 3)  # version 1 has nothing for a gate, version 2 no weights of entries
 RUN = "run.json"
 MANY_TYPES = 1 << 31  # whatever the dictionary of a run that does not say
 
@@ -105,6 +106,8 @@ def array_shapes(run: RunFacts) -> dict[str, tuple[tuple[int, ...], str]]:
         arrays[f"{memory.name}.exponents"] = ((n,), "int8")
         arrays[f"{memory.name}.largest"] = ((n,), "float32")
         arrays[f"{memory.name}.matches"] = ((n, -(-memory.neighbors // 8)), "uint8")
+        if memory.weighted:
+            arrays[f"{memory.name}.log_weights"] = ((n, memory.neighbors), "float32")
     if run.top:
         arrays["top.tokens"] = ((n, run.top), value_dtype_for(run.source.get("dictionary_size", MANY_TYPES)))
         arrays["top.probs"] = ((n, run.top), "float16")
@@ -189,6 +192,11 @@ class SaveWriter:
                 self._append(f"{name}.ranked", scores.kept.ranked.float().cpu().numpy())
         elif scores.kept is not None:
             self._add_neighbors(name, scores.kept.similarities, scores.kept.matches)
+            if memory.weighted and scores.kept.log_weights is not None:
+                log_weights = scores.kept.log_weights.cpu()
+                self._append(
+                    f"{name}.log_weights", F.pad(log_weights, (0, memory.saved_neighbors - log_weights.size(1))).numpy()
+                )
 
     def _add_neighbors(self, memory: str, near: Tensor, matches: Tensor) -> None:
         """The next tokens' similarities (n, k') and matches (n, k'); k' may be smaller than the save's k."""

@@ -92,19 +92,22 @@ class SavedScores:
             saved = np.concatenate([part.arrays[f"{name}.log_probs"][:: self.every, column] for part in self.parts])
             return SavedMemoryScores(saved.astype(np.float64), np.isfinite(saved), None)
         results = []
-        for gaps, matches in self._blocks(name, k):
+        for gaps, matches, log_weights in self._blocks(name, k):
             gaps = gaps - gaps.min(dim=1, keepdim=True).values.nan_to_num(posinf=0.0)
-            weights = _weights(gaps, sharpness)
+            weights = _weights(gaps, sharpness, log_weights)
             total = weights.sum(dim=1)
             log_probs = ((weights * matches).sum(dim=1) / total).log().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
             block = [log_probs, matches.any(dim=1)]
             if with_entropy:
                 mean_gap = (weights * gaps.nan_to_num(posinf=0.0)).sum(dim=1) / total
-                block.append((total.log() + sharpness * mean_gap).nan_to_num(nan=0.0, neginf=0.0))
+                entropy = total.log() + sharpness * mean_gap
+                if log_weights is not None:
+                    entropy -= (weights * log_weights).sum(dim=1) / total
+                block.append(entropy.nan_to_num(nan=0.0, neginf=0.0))
             results.append(block)
         columns = [torch.cat(column).numpy() for column in zip(*results)]
-        entropy = columns[2].astype(np.float64) if with_entropy else None
-        return SavedMemoryScores(columns[0].astype(np.float64), columns[1], entropy)
+        entropies = columns[2].astype(np.float64) if with_entropy else None
+        return SavedMemoryScores(columns[0].astype(np.float64), columns[1], entropies)
 
     @property
     def lm_features(self) -> Tensor:
@@ -125,9 +128,10 @@ class SavedScores:
             return {}
         nearest, profiles = [self.largest(name)], []
         sharpnesses = [sharpness * factor for factor in PROFILE]
-        for gaps, _ in self._blocks(name, k):
+        for gaps, _, log_weights in self._blocks(name, k):
             least = gaps.amin(dim=1)  # of the first k of a cache's positions, another than of all
-            profiles.append(gap_features(gaps - least.nan_to_num(posinf=0.0)[:, None], sharpnesses))
+            gaps = gaps - least.nan_to_num(posinf=0.0)[:, None]
+            profiles.append(gap_features(gaps, sharpnesses, log_weights))
             nearest.append(least)
         features = {feature: torch.cat([profile[feature] for profile in profiles]) for feature in profiles[0]}
         return {NEAREST: nearest[0] - torch.cat(nearest[1:]), **features}
@@ -160,8 +164,8 @@ class SavedScores:
         """Log-probabilities with the first k neighbours, for several k at once: (len(ks), n)."""
         columns = torch.tensor(ks) - 1
         results = []
-        for gaps, matches in self._blocks(name, max(ks)):
-            weights = _weights(gaps, sharpness)
+        for gaps, matches, log_weights in self._blocks(name, max(ks)):
+            weights = _weights(gaps, sharpness, log_weights)
             total = weights.cumsum(dim=1)[:, columns]
             of_target = weights.mul_(matches).cumsum(dim=1)[:, columns]
             results.append((of_target / total).log().nan_to_num(nan=-torch.inf, neginf=-torch.inf))
@@ -169,12 +173,12 @@ class SavedScores:
 
     def typical_gap(self, name: str) -> float:
         """The median of how much less similar a neighbour is than the best one: the scale of temperatures."""
-        gaps, _ = next(self._blocks(name, None))
+        gaps, _, _ = next(self._blocks(name, None))
         gaps = gaps[gaps.isfinite() & (gaps > 0)]
         return float(gaps.median()) if len(gaps) else 1.0
 
-    def _blocks(self, name: str, k: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gaps (rows, k) float32 and matches (rows, k), some rows at a time."""
+    def _blocks(self, name: str, k: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Gaps (rows, k) float32, matches (rows, k), log of the entries' weights (rows, k), some rows at a time."""
         for part in self.parts:
             for start in range(0, part.run.tokens, ROWS_AT_ONCE * self.every):
                 rows = slice(start, start + ROWS_AT_ONCE * self.every, self.every)
@@ -183,9 +187,14 @@ class SavedScores:
                 gaps = torch.ldexp(gaps, exponents[:, None]) if exponents.any() else gaps
                 packed = part.arrays[f"{name}.matches"][rows]
                 matches = np.unpackbits(packed, axis=1, count=k or self.memories[name].neighbors)
-                yield gaps, torch.from_numpy(matches).bool()
+                own = None
+                if self.memories[name].weighted:
+                    own = torch.from_numpy(np.array(part.arrays[f"{name}.log_weights"][rows, :k]))
+                yield gaps, torch.from_numpy(matches).bool(), own
 
 
-def _weights(gaps: Tensor, sharpness: float) -> Tensor:
-    """exp(-sharpness * gap): (n, k) -> (n, k); an infinite gap is an absent neighbour."""
-    return gaps.isfinite().float() if sharpness == 0 else (gaps * -sharpness).exp_()
+def _weights(gaps: Tensor, sharpness: float, log_weights: Tensor | None = None) -> Tensor:
+    """exp(-sharpness * gap), times the weight: (n, k) -> (n, k); an infinite gap is an absent neighbour."""
+    if log_weights is None:
+        return gaps.isfinite().float() if sharpness == 0 else (gaps * -sharpness).exp_()
+    return gaps.isfinite() * (gaps.nan_to_num(posinf=0.0) * -sharpness + log_weights).exp_()

@@ -28,8 +28,10 @@ class ListEstimates:
     def __init__(self, lists: SortedLists, metric: str):
         self._lists, self._metric, self._dim = lists, metric, lists.info.dim
         self.sizes = np.diff(lists.file.starts)
+        # How much each list counts: its entries, or the sum of their weights.
+        self.counts = self.sizes if lists.weights is None else _sums(lists.weights, lists.file.starts)
         with np.errstate(divide="ignore"):
-            self._log_sizes = torch.from_numpy(np.log(self.sizes)).float()  # -inf: an empty list has no mass
+            self._log_sizes = torch.from_numpy(np.log(self.counts)).float()  # -inf: an empty list has no mass
         self._variances = torch.from_numpy(lists.spreads) / self._dim
         self._means = torch.from_numpy(lists.means) if metric == "ip" else torch.empty(0)
         # One temperature for all that is said early, whatever a run's own is: what was learnt from it stays right.
@@ -37,18 +39,20 @@ class ListEstimates:
 
     @cached_property
     def run_counts(self) -> np.ndarray:
-        """How many entries each run has, (runs,); a run is the entries of one value in a list."""
+        """How many entries each run has, or the sum of their weights, (runs,); a run is one value in a list."""
         counts = np.diff(self._lists.run_ends, prepend=0)  # ends are counted from the beginning of each list
         first = self._lists.run_starts[:-1][self.sizes > 0]
         counts[first] = self._lists.run_ends[first]
-        return counts.astype(np.int32)
+        if self._lists.weights is None:
+            return counts.astype(np.int32)
+        return _sums(self._lists.weights, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
     @cached_property
     def _entropies(self) -> Tensor:
         """Of the values of each list, in nats: (lists,); 0 for an empty one."""
         counts, starts = self.run_counts, self._lists.run_starts
         sums = np.concatenate([[0.0], np.cumsum(counts * np.log(counts))])
-        filled = np.maximum(self.sizes, 1)
+        filled = np.where(self.sizes > 0, self.counts, 1)
         return torch.from_numpy(np.log(filled) - (sums[starts[1:]] - sums[starts[:-1]]) / filled).float()
 
     def log_mass(self, queries: Tensor, lists: np.ndarray, distances: np.ndarray, temperature: float) -> Tensor:
@@ -77,6 +81,14 @@ class ListEstimates:
         concentration = shares.square().sum(dim=1)  # 1: all mass is expected in one list
         mixed = (shares * self._entropies[torch.from_numpy(np.maximum(lists, 0))]).sum(dim=1)
         return log_shares.numpy(), torch.stack([nearest, total, concentration, mixed], dim=1).numpy()
+
+
+def _sums(weights: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Of consecutive parts: weights (entries,), the first of each part and the end (parts + 1,) -> (parts,) double."""
+    sums, filled = np.zeros(len(starts) - 1), np.flatnonzero(np.diff(starts))
+    if len(filled):  # not by cumulated sums, whose differences lose digits
+        sums[filled] = np.add.reduceat(weights, starts[filled], dtype=np.float64)
+    return sums
 
 
 @dataclass

@@ -43,10 +43,15 @@ class Search(ABC):
     def visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         """query (1, dim) -> values (m,) and the log of their masses (m,), of every visited entry; values may repeat."""
         distances, ids = self.visited(query)
-        return self.values_of(ids[0]), distances[0] * similarity_scale(self.metric, temperature)
+        masses, log_weights = distances[0] * similarity_scale(self.metric, temperature), self.log_weights_of(ids[0])
+        return self.values_of(ids[0]), masses if log_weights is None else masses + log_weights
 
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         """The values of the entries with these ids (m,)."""
+        raise self._without_lists()
+
+    def log_weights_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """Log of the weights of the entries with these ids (m,); None: each counts 1."""
         raise self._without_lists()
 
     def masses(
@@ -58,6 +63,8 @@ class Search(ABC):
         keep: bool = False,
     ) -> Masses:
         """Log of the softmax's numerator and denominator over every visited entry, at each temperature.
+
+        Where entries have weights, each term of the sums is multiplied by that of its entry.
 
         queries (n, dim), targets (n,) -> log sum of exp(similarity / T) over the entries whose value is the target
         (temperatures, n), and over all entries (temperatures, n); the largest similarity, divided by the first

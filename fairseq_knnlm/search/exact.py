@@ -49,6 +49,9 @@ class ExactSearch(Search):
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         return self.datastore.values_of(ids)
 
+    def log_weights_of(self, ids: np.ndarray) -> np.ndarray | None:
+        return self.datastore.log_weights_of(ids)
+
     def visited(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Every entry, for one query (1, dim): distances (1, entries), ids (1, entries)."""
         return self.search(query, len(self.datastore))
@@ -62,10 +65,13 @@ class ExactSearch(Search):
         keep: bool = False,
     ) -> Masses:
         mass = TargetMass(targets, [temperatures[0] / temperature for temperature in temperatures])
-        values = self.datastore.values
+        values, weights = self.datastore.values, self.datastore.weights
 
         def consume(_: int, rows: Tensor, first: int, similarities: Tensor, constants: Tensor) -> None:
-            mass.add(rows, similarities, constants, *runs(np.sort(values[first : first + similarities.size(1)])))
+            block, own = slice(first, first + similarities.size(1)), None
+            if weights is not None:
+                own = torch.from_numpy(weights[block][values[block].argsort()])
+            mass.add(rows, similarities, constants, *runs(np.sort(values[block])), weights=own)
 
         self._visit(
             queries,

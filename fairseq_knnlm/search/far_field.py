@@ -1,7 +1,7 @@
 """The far field: lists that are not visited take part, too, each as one Gaussian.
 
-The expected mass of a list is that of ``early.py``; the target's part of it is its share of the list's entries. So the
-far field costs next to nothing.
+The expected mass of a list is that of ``early.py``; the target's part of it is its share of the list's entries, or of
+their weights. So the far field costs next to nothing.
 
 Real lists have heavier tails than a Gaussian, so the estimate is too small, for all lists of a query by about the same
 factor. The visited lists tell that factor: there both the mass and its estimate are known. So nothing has to be tuned.
@@ -25,6 +25,7 @@ class FarField:
 
     def __init__(self, lists: SortedLists, estimates: ListEstimates):
         self._lists, self._sizes, self.log_mass = lists, estimates.sizes, estimates.log_mass
+        self._counts = estimates.counts
         # A run is found by list and value in one: runs stand in the order of lists, and in a list of values.
         numbers = np.repeat(np.arange(len(self._sizes)), np.diff(lists.run_starts))
         self._vocabulary = int(lists.run_values.max()) + 1
@@ -83,7 +84,7 @@ class FarField:
             if number >= 0 and self._sizes[number]:
                 runs = slice(*self._lists.run_starts[number : number + 2].tolist())
                 values.append(self._lists.run_values[runs])
-                masses.append(mass + np.log(self._run_counts[runs] / self._sizes[number]))
+                masses.append(mass + np.log(self._run_counts[runs] / self._counts[number]))
         return np.concatenate(values), np.concatenate(masses)
 
     def log_shares(self, lists: np.ndarray, targets: np.ndarray) -> Tensor:
@@ -97,7 +98,7 @@ class FarField:
             wanted[tokens >= self._vocabulary] = -1  # which no entry has
             runs = np.minimum(np.searchsorted(self._run_keys, wanted), len(self._run_keys) - 1)
             found = self._run_keys[runs] == wanted
-            shares[places[found]] = self._run_counts[runs[found]] / self._sizes[flat[places[found]]]
+            shares[places[found]] = self._run_counts[runs[found]] / self._counts[flat[places[found]]]
 
         # In the order of the lists, so that look-ups stay in one part of the runs for a while.
         order = stable_order(np.where(flat < 0, len(self._sizes), flat))

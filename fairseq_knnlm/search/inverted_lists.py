@@ -150,6 +150,9 @@ class ListSearch(Search):
     def values_of(self, ids: np.ndarray) -> np.ndarray:
         return self.datastore.values_of(ids)
 
+    def log_weights_of(self, ids: np.ndarray) -> np.ndarray | None:
+        return self.datastore.log_weights_of(ids)
+
     def visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self.lists, FaissLists):
             return super().visited_masses(query, temperature)

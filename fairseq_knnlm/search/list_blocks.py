@@ -32,6 +32,7 @@ class ListBlock:
     ids: np.ndarray  # (m,)
     run_values: np.ndarray  # (runs,) ascending; a run is the entries of one value
     run_ends: np.ndarray  # (runs,) where each run ends
+    weights: Tensor | None = None  # (m,) float32; None: each entry counts 1
 
     def values(self) -> np.ndarray:
         """The value of each entry, (m,)."""
@@ -86,7 +87,14 @@ class FileLists:
             for number in chunk.tolist():
                 codes, ids = file.split(data, int(chunk[0]), number)
                 stored = codes.view(self._dtype) if self._holds_keys else as_floats(self._datastore, ids)
-                yield ListBlock(number, torch.from_numpy(stored), ids, *self.runs(number))
+                yield ListBlock(number, torch.from_numpy(stored), ids, *self.runs(number), self.weights(number))
+
+    def weights(self, number: int) -> Tensor | None:
+        """The weights of a list's entries, (m,); None: each counts 1."""
+        if self._lists.weights is None:
+            return None
+        rows = slice(*self._lists.file.starts[number : number + 2].tolist())
+        return torch.from_numpy(self._lists.weights[rows])
 
     def will_need(self, numbers: np.ndarray) -> None:
         """Let the system read these lists into its cache at once, for somebody who will touch them page by page."""
@@ -121,13 +129,17 @@ class ResidentLists:
         self._lists, self.sizes = lists, lists.sizes
         self._stored: dict[int, Tensor] = {}
         self._ids: dict[int, np.ndarray] = {}
+        self._weights: dict[int, Tensor] = {}
         numbers = np.arange(first, stop)
         for block in lists.stream(numbers[self.sizes[first:stop] > 0]):
             self._stored[block.number], self._ids[block.number] = block.stored.to(device), block.ids.copy()
+            if block.weights is not None:
+                self._weights[block.number] = block.weights.to(device)
 
     def stream(self, numbers: np.ndarray) -> Iterator[ListBlock]:
         for number in numbers.tolist():
-            yield ListBlock(number, self._stored[number], self._ids[number], *self._lists.runs(number))
+            runs = self._lists.runs(number)
+            yield ListBlock(number, self._stored[number], self._ids[number], *runs, self._weights.get(number))
 
 
 class FaissLists:
@@ -160,7 +172,9 @@ class FaissLists:
         values = self._datastore.values_of(ids)
         order = values.argsort(kind="stable")
         stored = torch.from_numpy(self._read_keys(number, ids[order], order))
-        return ListBlock(number, stored, ids[order], *runs(values[order]))
+        weights = self._datastore.weights
+        own = None if weights is None else torch.from_numpy(weights[ids[order]])
+        return ListBlock(number, stored, ids[order], *runs(values[order]), own)
 
 
 def as_floats(datastore: Datastore, ids: np.ndarray) -> np.ndarray:

@@ -99,7 +99,8 @@ class ListVisitor:
         mass = TargetMass(targets, factors, self.device, keep_mean, near if keep_ranks else None)
 
         def consume(rows: Tensor, block: ListBlock, similarities: Tensor, constants: Tensor) -> None:
-            mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number)
+            weights = None if block.weights is None else block.weights.to(self.device)
+            mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number, weights)
 
         self._visit(vectors, near, consume, similarity_scale(self.metric, temperatures[0]))
         return mass.result()
@@ -143,8 +144,12 @@ class ListVisitor:
         distances, _, runs = self._meet(vector, near)
         if not runs:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
-        masses, totals = log_masses_of_runs(distances.astype(np.float64) * scale, [ends for _, ends in runs])
-        return np.concatenate([values for values, _ in runs]), masses, totals
+        similarities = distances.astype(np.float64) * scale
+        weights = [part.weights for part in runs if part.weights is not None]
+        if weights:
+            similarities += torch.cat(weights).log().cpu().numpy()
+        masses, totals = log_masses_of_runs(similarities, [part.ends for part in runs])
+        return np.concatenate([part.values for part in runs]), masses, totals
 
     def _meet(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Runs]]:
         """One query (1, dim) and all entries of its lists that are this visitor's own, in the order of the file.
@@ -160,7 +165,7 @@ class ListVisitor:
         blocks = list(self.lists.stream(numbers))
         found = self.distances_of_one(vector, torch.cat([block.stored for block in blocks]))
         ids = np.concatenate([block.ids for block in blocks])
-        return found.cpu().numpy(), ids, [(block.run_values, block.run_ends) for block in blocks]
+        return found.cpu().numpy(), ids, [Runs(block.run_values, block.run_ends, block.weights) for block in blocks]
 
     def nearest_plainly(self, vectors: Tensor, near: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest of few queries (n, dim), one after the other: distances (n, k), ids (n, k), -1 for none."""

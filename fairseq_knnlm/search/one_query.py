@@ -4,16 +4,23 @@ For a single query the entries are read from memory once and used once, so what 
 computes distances from the codes as they stand in the mapped file, several times as fast as decoding them to floats.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
+from torch import Tensor
 
 from ..errors import KnnlmError
 from ..index.info import extract_ivf
 from .list_blocks import FileLists
 
-Runs = tuple[np.ndarray, np.ndarray]  # values of a list (runs,), ascending, and where the run of each ends (runs,)
+
+class Runs(NamedTuple):
+    """The values of a list's entries, without the entries."""
+
+    values: np.ndarray  # (runs,) ascending; a run is the entries of one value
+    ends: np.ndarray  # (runs,) where each run ends
+    weights: Tensor | None  # (m,) of the entries; None: each counts 1
 
 
 class OneQueryScan:
@@ -35,4 +42,5 @@ class OneQueryScan:
         search: Any = self._ivf.range_search_preassigned  # its types are those of C++, which Python's wrapper hides
         query = np.ascontiguousarray(query, np.float32)
         _, distances, ids = search(query, self._anything, numbers[None].astype(np.int64), distances_to_centroids)
-        return distances, ids, [self._lists.runs(number) for number in numbers.tolist()]
+        lists = self._lists
+        return distances, ids, [Runs(*lists.runs(number), lists.weights(number)) for number in numbers.tolist()]

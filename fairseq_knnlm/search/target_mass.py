@@ -181,6 +181,7 @@ class TargetMass:
         run_values: np.ndarray,
         run_ends: np.ndarray,
         number: int = -1,
+        weights: Tensor | None = None,
     ) -> None:
         """The queries ``rows`` (r,) see a block of entries, in the order of their values. Thread-safe.
 
@@ -188,10 +189,11 @@ class TargetMass:
 
         Args:
             number: of the list that the block is, where sums by rank will be asked for
+            weights: of the entries, (m,) on the device; None: each counts 1
         """
         targets = TargetRuns(run_values, run_ends, self.targets[rows.numpy()])
         nearest = similarities.amax(dim=1, keepdim=True)
-        new = log_masses(similarities, constants, targets, self._factors, nearest)
+        new = log_masses(similarities, constants, targets, self._factors, nearest, weights)
         nearest = nearest[:, 0].double() + constants
         rank = None if self._near is None else rank_of(self._near[rows.numpy()], number).to(self._device)
         rows = rows.to(self._device)
@@ -232,6 +234,7 @@ def log_masses(
     targets: TargetRuns,
     factors: list[float],
     largest: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Log mass of the target and in total, of similarities (r, m) + constants (r,): (2, factors, r) double.
 
@@ -239,6 +242,7 @@ def log_masses(
 
     Args:
         largest: (r, 1) of each row of the similarities, where it is known
+        weights: of the entries, (m,), the same at every sharpness; None: each counts 1
     """
     largest = similarities.amax(dim=1, keepdim=True) if largest is None else largest
     similarities -= largest  # now the exponential cannot overflow, and the nearest entry counts 1
@@ -256,8 +260,9 @@ def log_masses(
         else:
             share = (similarities * factor).exp2_()
         shares[factor] = share
-        masses[TOTAL, number] = share.sum(dim=1)
-        masses[TARGET, number] = targets.sums(share)
+        counted = share if weights is None else share * weights  # the shares themselves may still be squared
+        masses[TOTAL, number] = counted.sum(dim=1)
+        masses[TARGET, number] = targets.sums(counted)
     largest = largest[:, 0].double() + constants
     for number, factor in enumerate(factors):
         masses[:, number].log_().add_(largest, alpha=factor)

@@ -26,7 +26,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("spec", "metric", "dtype"), [("IVF16,SQfp16", "l2", "float16"), ("IVF16,PQ8", "ip", "int8")])
 def test_nodes_build_the_same_bytes(cluster, tmp_path, spec, metric, dtype):
     """In several parts and pieces; an interrupted build goes on with what is missing."""
-    store = make_store(tmp_path / "store", 3000, dtype)
+    store = make_store(tmp_path / "store", 3000, dtype, weighted=dtype == "float16")
     nodes = living_nodes(cluster.ray)
     builder = ListBuilder(cluster.ray, nodes, part_bytes=20_000, bucket_bytes=4_000)
 

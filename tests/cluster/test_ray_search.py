@@ -4,14 +4,17 @@ import shutil
 
 import numpy as np
 import pytest
-from stores import keys_of
+import torch
+from reference import knn_distribution, knn_probability
+from stores import keys_of, make_store
 
 from fairseq_knnlm.cluster import remote_visitor
 from fairseq_knnlm.cluster.ray_search import make_ray_search
 from fairseq_knnlm.cluster.remote_visitor import RemoteVisitor
 from fairseq_knnlm.errors import KnnlmError
-from fairseq_knnlm.index import open_index
+from fairseq_knnlm.index import build_index, open_index
 from fairseq_knnlm.index.list_files import open_lists
+from fairseq_knnlm.memory import DatastoreMemory
 from fairseq_knnlm.search import ListSearch
 
 
@@ -221,3 +224,22 @@ def test_an_index_without_lists(cluster, own_store):
     store, _ = own_store
     with pytest.raises(KnnlmError, match="has none that this release wrote"):
         ray_engine(cluster, store, build_index(store, "flat", "l2"), 1)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_weights_of_entries(cluster, tmp_path):
+    """Actors multiply by the weights of their lists, and the driver's far field counts with them."""
+    store = make_store(tmp_path / "weighted", 1500, weighted=True)
+    info = build_index(store, "IVF16,SQfp16", "l2")
+    one, several = local_engine(store, info, far=6), ray_engine(cluster, store, info, 3, far=6)
+    queries, targets = ask(store)
+    assert_same_mass(several, one, queries, targets)
+    everything = make_ray_search(store, info, 16, 0, cluster.address, "cpu", actors=2)
+    target, total = everything.target_mass(queries, targets, [5.0])
+    arrays = (keys_of(store), store.values, len(store))
+    expected = knn_probability(queries, targets, *arrays, 5.0, "l2", store.weights)
+    np.testing.assert_allclose(np.exp(target - total)[0], expected, atol=2e-4)
+    memory = DatastoreMemory(store, everything, None, 0.25, 5.0, "l2")
+    ours = memory.vocabulary_log_probs(torch.from_numpy(queries[:2]), 50).exp()
+    expected = knn_distribution(queries[:2], *arrays, 5.0, "l2", 50, store.weights)
+    np.testing.assert_allclose(ours, expected, atol=2e-4)

@@ -65,6 +65,15 @@ def test_two_datastores():
     assert nothing["rest"] == 0 and [near["share"] for near in nothing["shown"]] == [0, 0]
 
 
+def test_an_entry_that_counts_for_several():
+    """Its share at another temperature has its weight, which the temperature does not change."""
+    near = [{"w": 1, "d": 4.0, "share": 0.5, "store": 0, "weight": 3.0}]
+    token = {"w": 1, "lm": 0.1, "knn": 0.5, "mix": 0.2, "p": [[0.6, 0.5]], "near": near, "of": [5], "z": [[0.0, 0.5]]}
+    data = {"token": token, "about": {"stores": [STORE]}}
+    found = compute("neighborsOf(data.token, data.about, {lambdas: [0.3], stops: [1]}, false, 8)", data)
+    assert found["shown"][0]["share"] == pytest.approx(3 * math.exp(-4 / 4 - 0.5))
+
+
 def test_how_numbers_are_written():
     written = compute('[probability(0.25), probability(0.0123), probability(0.00066), probability(0), fixed("inf", 2),'
                       'signed(0.5, 2), signed(-0.5, 2), percent(0.123), short(12.34567), short(1e-5)]')  # fmt: skip

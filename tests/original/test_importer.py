@@ -251,10 +251,30 @@ def test_bad_data_leaves_no_half_made_folder(store, refused, monkeypatch):
     refused(["row 3500 of"])
 
 
-def test_weights_of_entries(store, refused):
+def test_weights_of_the_wrong_size(store, refused):
     store.write()
     (store.folder / "dstore_weights.npy").write_bytes(b"1234")
-    refused(["dstore_weights.npy", "not supported", "move it away"])
+    refused(["dstore_weights.npy", "no weights of 4 or 8 bytes", "move it away"])
+
+
+def test_weights_that_are_none(store, refused):
+    store.write()
+    weights = np.ones((len(states()), 1), np.float32)
+    weights[77] = -1
+    weights.tofile(store.folder / "dstore_weights.npy")
+    refused(["dstore_weights.npy", "not positive numbers"])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "float32"])
+def test_weights_of_entries(store, dtype):
+    """As merged datastores have them: raw, one number for each entry."""
+    store.write()
+    weights = np.random.default_rng(0).integers(1, 50, (len(states()), 1)).astype(dtype)
+    if dtype == "float32":
+        weights += 0.25
+    weights.tofile(store.folder / "dstore_weights.npy")
+    assert store.run() == 0
+    np.testing.assert_array_equal(Datastore(store.output).weights, weights[:, 0].astype(np.float32))
 
 
 # --- importing again ------------------------------------------------------------------------------------------------
@@ -277,15 +297,15 @@ def test_killed_import_resumes(store, monkeypatch):
     store.write()
     copy, copied = importer._copy_shard, []
 
-    def killed_at_the_third(keys, values, layout, shard, output, size):
+    def killed_at_the_third(keys, values, weights, layout, shard, output, size):
         if shard.number == 2:
             output.append(store.keys[:10], store.values[:10])
             os._exit(9)
-        copy(keys, values, layout, shard, output, size)
+        copy(keys, values, weights, layout, shard, output, size)
 
-    def watched(keys, values, layout, shard, output, size):
+    def watched(keys, values, weights, layout, shard, output, size):
         copied.append(shard.number)
-        copy(keys, values, layout, shard, output, size)
+        copy(keys, values, weights, layout, shard, output, size)
 
     child = os.fork()
     if child == 0:

@@ -124,7 +124,7 @@ def test_one_gaussian_in_closed_form():
         info=SimpleNamespace(dim=dim, temperature=None), file=SimpleNamespace(starts=np.array([0, n])),
         run_starts=np.array([0, 2]),
         run_values=np.array([3, 5]), run_ends=np.array([250, n]), spreads=np.array([variance * dim], np.float32),
-        means=centroid[None].astype(np.float32),
+        means=centroid[None].astype(np.float32), weights=None,
     )  # fmt: skip
     keys = centroid + np.sqrt(variance) * rng.normal(size=(400_000, dim))
     for metric, temperature in (("l2", 3.0), ("ip", 4.0)):

@@ -1,0 +1,169 @@
+"""``knnlm prune``: choose the entries that stay, and copy them with their weights to a datastore of their own."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..datastore import Datastore, Manifest
+from ..datastore.dump_plan import MAX_SHARD_ROWS
+from ..datastore.manifest import MANIFEST
+from ..datastore.subsample import copy_part
+from ..errors import KnnlmError, resumable
+from ..near_matches import did_you_mean
+from ..search.own_text import default_window, is_own_text
+from ..storage import check_disk_space, human_bytes, make_folder
+from .counting import count_retrievals
+from .list_walk import ListWalk, QueryRows
+from .merging import Merges, find_merges, heaviest
+from .posterior import PosteriorOptions, learn_posterior
+from .score_files import kept_scores
+
+logger = logging.getLogger(__name__)
+
+# Which options each method has; the others mean nothing to it.
+METHODS: dict[str, tuple[str, ...]] = {
+    "random": (),
+    "merge": ("neighbors", "index", "weights"),
+    "retrieved": ("neighbors", "queries", "window", "index"),
+    "learned": ("queries", "window", "alpha", "updates", "temperature", "index", "weights"),
+}
+DEFAULTS = {"alpha": 0.2, "updates": 10}
+RETRIEVED = 32  # neighbours that count as retrieved
+MEMORY_PER_ENTRY = 40  # bytes, for numbers and orders of all entries
+
+
+@dataclass
+class PruneOptions:
+    """What ``knnlm prune`` takes. None: the method's default."""
+
+    keep: float  # share of the entries
+    method: str
+    seed: int = 1  # of what is drawn at random: all of it, or who stays of equals
+    neighbors: int | None = None
+    queries: Datastore | None = None
+    window: int | None = None
+    alpha: float | None = None
+    updates: int | None = None
+    temperature: float | None = None
+    weights: bool | None = None  # False: entries stay as they are, without weights from the method
+    index: str | None = None
+
+    def check(self) -> None:
+        """Refuse what makes no sense, before anything is opened or built."""
+        if not 0 < self.keep <= 1:
+            raise KnnlmError(f"--keep must be above 0 and at most 1, not {self.keep:g}")
+        if self.method not in METHODS:
+            near = did_you_mean(self.method, METHODS)
+            raise KnnlmError(f"there is no method {self.method}; choose one of {', '.join(METHODS)}{near}")
+        for name in {option for options in METHODS.values() for option in options}:
+            if getattr(self, name) is not None and name not in METHODS[self.method]:
+                flag = "--no-weights" if name == "weights" else f"--{name}"
+                having = [method for method, options in METHODS.items() if name in options]
+                raise KnnlmError(
+                    f"{flag} is for --method {' and '.join(having)} and means nothing to {self.method}; leave it out"
+                )
+        for name, least in (("neighbors", 1), ("window", 0), ("updates", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise KnnlmError(f"--{name} must be {least} or more, not {value}")
+        for name in ("alpha", "temperature"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise KnnlmError(f"--{name} must be above 0, not {value:g}")
+
+
+def prune(datastore: Datastore, options: PruneOptions, output: str | Path) -> Datastore:
+    """Copy the entries that a method keeps to a new folder, in corpus order.
+
+    What the method found out about the entries stays in the datastore, so another --keep is a matter of copying.
+    Interrupted, the same call goes on.
+    """
+    options.check()
+    output, count = Path(output), round(options.keep * len(datastore))
+    if output.resolve() == datastore.folder.resolve():
+        raise KnnlmError("-o must be another folder than the datastore itself")
+    if count == 0:
+        raise KnnlmError(f"{options.keep:g} of {len(datastore):,} entries is none; use a larger --keep")
+    how = {"method": options.method, "fraction": options.keep, "seed": options.seed}
+    check_output(output, how)
+    weighted = datastore.is_weighted or ("weights" in METHODS[options.method] and options.weights is not False)
+    size = count * (datastore.manifest.entry_bytes + (4 if weighted and not datastore.is_weighted else 0))
+    make_folder(output.parent)
+    check_disk_space(output.parent, size, f"the {count:,} entries that are kept")
+    logger.info(
+        f"keeping {count:,} of {len(datastore):,} entries by the method {options.method}: {human_bytes(size)} of disk, "
+        f"about {human_bytes(len(datastore) * MEMORY_PER_ENTRY)} of memory"
+    )
+    with resumable(f"nothing is lost; run the same command again, it goes on where it can ({datastore.folder} stays)"):
+        chosen, weights, settings = _choose(datastore, options, count)
+        shards = np.array_split(chosen, -(-len(chosen) // MAX_SHARD_ROWS))
+        return copy_part(datastore, shards, {**how, **settings}, output, weights)
+
+
+def check_output(output: Path, how: dict[str, Any]) -> None:
+    """Refuse a folder that holds something else, before hours of work."""
+    if output.exists() and not output.is_dir():
+        raise KnnlmError(f"{output} is a file, not a folder; choose another folder")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not (output / MANIFEST).exists():
+        raise KnnlmError(f"{output} is not empty and not a datastore; choose another folder")
+    drawn = Manifest.load(output).source.get("subsample", {})
+    if {name: drawn.get(name) for name in how} != how:
+        raise KnnlmError(f"{output} holds another datastore; choose another folder or delete this one")
+
+
+def _choose(
+    datastore: Datastore, options: PruneOptions, count: int
+) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """Entries that stay, ascending; their weights (None: as they are); and the settings, for the record."""
+    entries, method = len(datastore), options.method
+    if method == "random":
+        return np.sort(np.random.default_rng(options.seed).permutation(entries)[:count]), None, {}
+    walk = ListWalk(datastore, options.index)
+    settings = {"index": walk.info.name, **_settings(walk, options)}
+    of_scores = {"method": method, "keys": datastore.fingerprint, "index_sha256": walk.info.sha256, **settings}
+    found = kept_scores(datastore, of_scores, lambda: _scores(walk, options, settings))
+    if method == "merge":
+        before = np.ones(entries, np.float32) if datastore.weights is None else datastore.weights
+        chosen, weights = Merges(found["into"], found["distances"]).kept(count, before, options.seed)
+    else:
+        weights = found["scores"]
+        chosen = heaviest(np.arange(entries), weights, count, options.seed)
+        weights = weights[chosen]
+    is_kept = "weights" in METHODS[method] and options.weights is not False
+    return chosen, weights if is_kept else None, {**settings, "weights": is_kept}
+
+
+def _settings(walk: ListWalk, options: PruneOptions) -> dict[str, Any]:
+    """What a method's scores depend on, besides the lists."""
+    if options.method == "merge":
+        return {"neighbors": options.neighbors}
+    own_text = options.queries is None or is_own_text(walk.datastore, options.queries)
+    if options.window is not None and not own_text:
+        raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
+    window = options.window
+    if own_text and window is None:
+        window = default_window(options.queries or walk.datastore)
+    settings = {"queries": None if options.queries is None else options.queries.fingerprint, "window": window}
+    if options.method == "retrieved":
+        return {**settings, "neighbors": options.neighbors or RETRIEVED}
+    return {
+        **settings,
+        "alpha": options.alpha or DEFAULTS["alpha"],
+        "updates": options.updates or DEFAULTS["updates"],
+        "temperature": options.temperature or walk.temperature,
+    }
+
+
+def _scores(walk: ListWalk, options: PruneOptions, settings: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What the method says of every entry."""
+    if options.method == "merge":
+        merges = find_merges(walk, settings["neighbors"])
+        return {"into": merges.into, "distances": merges.distances}
+    queries = None if options.queries is None else QueryRows(walk, options.queries)
+    if options.method == "retrieved":
+        return {"scores": count_retrievals(walk, settings["neighbors"], settings["window"], queries)}
+    learning = {name: settings[name] for name in ("alpha", "updates", "temperature", "window")}
+    return {"scores": learn_posterior(walk, PosteriorOptions(**learning), queries)}
