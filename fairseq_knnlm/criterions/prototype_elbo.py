@@ -3,8 +3,8 @@
     - E_q(t, z) [log p(x|t, z)] + KL(z) + w KL(q(t|x) || E_q[log theta]) + KL(q(theta) || p(theta)) / N
 
 The editor and the edit encoder get their gradients through the samples, W through REINFORCE, whose baseline is the mean
-of the other samples, and through the KL of t, which is exact. w grows from 0 to 1. KL(z) and KL(theta) have no gradient,
-but belong to the bound. Validation is the bound itself, w = 1.
+of the other samples, and through the KL of t, which is exact. w grows from 0 to 1. KL(z) and KL(theta) have no
+gradient, but belong to the bound. Validation is the bound itself, w = 1.
 """
 
 import math

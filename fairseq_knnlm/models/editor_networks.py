@@ -33,7 +33,7 @@ def run_lstm(lstm: nn.LSTM, inputs: Tensor, lengths: Tensor) -> Tensor:
 
 
 class EditEncoder(nn.Module):
-    """mu(t, x): a BiLSTM over the edit script, each step of which is an operation with the tokens it takes and gives."""
+    """mu(t, x): a BiLSTM over the edit script, each step an operation with the tokens it takes and gives."""
 
     def __init__(self, embed: nn.Embedding, hidden: int, dim: int):
         super().__init__()

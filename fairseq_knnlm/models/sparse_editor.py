@@ -90,7 +90,7 @@ class SparseEditor(BaseFairseqModel):
         if prototypes is None or embeddings is None:
             return
         if len(prototypes) < 2:
-            raise KnnlmError("there is one prototype only, and a sentence must not retrieve itself; give more sentences")
+            raise KnnlmError("a sentence must not retrieve itself, and there is no other; give more sentences")
         self.edits = EditVectors(cfg.edit_dim, cfg.edit_kappa)
         self.edit_encoder = EditEncoder(embed, cfg.edit_hidden_dim, cfg.edit_dim)
         self.register_buffer("prototype_tokens", prototypes, persistent=False)

@@ -1,1 +1,1 @@
-"""The parts of the sparse neural editor (He et al. 2020) that know nothing of fairseq: prior, edit vector, retriever."""
+"""The sparse neural editor (He et al. 2020) but for its networks: prior, edit vectors, retriever, estimates."""

@@ -37,7 +37,7 @@ def count_active(weights: Tensor, mass: float = MASS_OF_ACTIVE) -> int:
 
 
 class PrototypePrior(nn.Module):
-    """q(theta) as a buffer, so that it is in every checkpoint; without alpha the prior is uniform and nothing learns."""
+    """q(theta) as a buffer, so that it is in every checkpoint; without alpha it is uniform and stays so."""
 
     concentration: Tensor  # lambda, (K,) in double precision
     steps: Tensor  # u

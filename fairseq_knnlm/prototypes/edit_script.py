@@ -62,7 +62,8 @@ def edit_scripts(
         diagonal = both & (table[pairs, up, left] + ~same == here)
         delete = ~diagonal & (row > 0) & (table[pairs, up, column] + 1 == here)
         insert = ~diagonal & ~delete & (column > 0)
-        operations[:, place] = np.select([diagonal & same, diagonal, delete, insert], [KEEP, SUBSTITUTE, DELETE, INSERT])
+        cases = [diagonal & same, diagonal, delete, insert]
+        operations[:, place] = np.select(cases, [KEEP, SUBSTITUTE, DELETE, INSERT], NONE)
         before[:, place] = np.where(diagonal | delete, old, pad)
         after[:, place] = np.where(diagonal | insert, new, pad)
         row, column = row - (diagonal | delete), column - (diagonal | insert)

@@ -72,7 +72,8 @@ class EditVectors:
         """
         along = self.lengths(len(means), means)[:, None]
         across = torch.randn_like(means)
-        across = F.normalize(across - (across * means).sum(dim=-1, keepdim=True) * means, dim=-1)
+        for _ in range(2):  # once more, because little is left of what nearly points along the mean
+            across = F.normalize(across - (across * means).sum(dim=-1, keepdim=True) * means, dim=-1)
         return along * means + (1 - along**2).clamp(min=0).sqrt() * across
 
     @torch.no_grad()

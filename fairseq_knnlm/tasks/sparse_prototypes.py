@@ -1,4 +1,4 @@
-"""The task ``sparse_prototypes``: sentences that are edits of other sentences, with the mass of each prototype learnt."""
+"""The task ``sparse_prototypes``: sentences as edits of others, and how much mass each prototype has."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,12 @@ from ..prototypes.embeddings import centre_of, prepared, read_embeddings
 
 @dataclass
 class SparsePrototypesConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "binarised sentences: one folder with dict.txt and the splits"})
+    data: str = field(default=MISSING, metadata={"help": "folder with dict.txt and binarised sentences"})
     embeddings: Optional[str] = field(
         default=None, metadata={"help": "folder of knnlm embed with the embeddings of each split: DIR/train, DIR/valid"}
     )
     prototype_split: str = field(default="train", metadata={"help": "the split whose sentences are the prototypes"})
-    longest_sentence: int = field(default=LONGEST, metadata={"help": "tokens, the end included; longer ones are refused"})
+    longest_sentence: int = field(default=LONGEST, metadata={"help": "tokens with the end; longer ones are refused"})
 
 
 @register_task("sparse_prototypes", dataclass=SparsePrototypesConfig)
