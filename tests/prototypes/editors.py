@@ -16,6 +16,7 @@ EDITOR = [
     "--optimizer", "adam", "--lr", "0.003", "--batch-size", "16", "--no-progress-bar", "--num-workers", "0",
     "--embed-dim", "16", "--hidden-dim", "24", "--edit-dim", "4", "--edit-kappa", "5", "--edit-hidden-dim", "8",
     "--prototype-warmup", "4", "--no-epoch-checkpoints", "--retriever-spread", "4",
+    "--required-batch-size-multiple", "1",
 ]  # fmt: skip
 LSTM = ["--arch", "sparse_editor"]
 
