@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "papers"))
 
-from common import REPOSITORY, Recipe, training_facts
+from common import REPOSITORY, Recipe
 
 SIZES = {
     # sentences, held out, words of the vocabulary, epochs of the LM and of the editors, dims, and what is scored
     "toy": {
-        "count": 2000, "held_out": 200, "words": 2000, "lm_epochs": 3, "epochs": 4, "embed": 48, "hidden": 64, "edit": 16,
-        "kappa": 15, "batch": 32, "warmup": 100, "scored": 100, "top": 10, "samples": 3, "timed": 2,
+        "count": 2000, "held_out": 200, "words": 2000, "lm_epochs": 3, "epochs": 4, "embed": 48, "hidden": 64,
+        "edit": 16, "kappa": 15, "batch": 32, "warmup": 100, "scored": 100, "top": 10, "samples": 3, "timed": 2,
     },
     "full": {
         "count": 20000, "held_out": 1000, "words": 8000, "lm_epochs": 5, "epochs": 8, "embed": 128, "hidden": 256,
@@ -47,7 +47,8 @@ class Prototypes:
         words = ["--train", args.train, "--valid", args.valid, "--count", size["count"], "--held-out", size["held_out"]]
         done = (self.text / "train.txt").exists()
         self.recipe.run("python", script, self.text, *words, done=done)
-        splits = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", self.text / f"{split}.txt")]
+        names = ("train", "valid", "test")
+        splits = [word for split in names for word in (f"--{split}pref", self.text / f"{split}.txt")]
         flags = ["--only-source", *splits, "--destdir", self.data, "--nwordssrc", size["words"]]
         self.recipe.run("fairseq-preprocess", *flags, done=(self.data / "test.idx").exists())
         lm = self.train(
@@ -114,7 +115,7 @@ def measure(recipe: Recipe) -> dict:
     for alpha in recipe.args.alphas.split(","):
         model = made.editor(f"sparse-{alpha}", "--prototype-alpha", alpha)
         rows[f"sparse editor, alpha {alpha}"] = made.measure(f"sparse-{alpha}", model, sparse=True)
-    return {"size": made.size, "training": training_facts(str(dense))["parameters"], "rows": rows}
+    return {"size": made.size, "rows": rows}
 
 
 def main() -> None:
@@ -135,17 +136,17 @@ def main() -> None:
     recipe.write_page(
         "Sparse prototypes (He et al. 2020)",
         f"{size['count']:,} training sentences of 5 to 20 tokens, each of them a prototype; perplexity of "
-        f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends included) "
-        f"by importance weighting, {size['top']} prototypes by q(t|x) and {size['samples']} edit vectors for each. Active "
-        "prototypes are the fewest that hold 90% of the mass. The time of a test sentence is that of the sum over all "
-        "prototypes that are kept: every one of the dense editor's, the active ones of the sparse editors'.",
+        f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
+        f"included) by importance weighting, {size['top']} prototypes by q(t|x) and {size['samples']} edit vectors for "
+        "each. Active prototypes are the fewest that hold 90% of the mass. The time of a test sentence is that of the "
+        "sum over all prototypes that are kept: all of the dense editor's, the active ones of the sparse editors'.",
         [table_of_models(rows), table_of_words(rows)],
         [],
     )
 
 
 def table_of_models(rows: dict) -> tuple[list[str], list[list[str]]]:
-    header = ["", "perplexity", "active only", "1% only", "active", "share", "sentences/s", "times dense", "prototypes, kB"]
+    header = ["", "perplexity", "active only", "1% only", "active", "share", "sentences/s", "times dense", "kB"]
     table = []
     for name, row in rows.items():
         found = [f"{score['perplexity']:.2f}" for score in row["rows"]]
@@ -157,8 +158,8 @@ def table_of_models(rows: dict) -> tuple[list[str], list[list[str]]]:
         faster = exact["sentences_per_second"] / rows["dense editor"]["exact"]["sentences_per_second"]
         table.append(
             [
-                name, *found, f"{row['active']:,}", f"{row['active'] / total:.1%}", f"{exact['sentences_per_second']:.2f}",
-                f"{faster:,.1f}", f"{exact['bytes'] / 1e3:,.0f}",
+                name, *found, f"{row['active']:,}", f"{row['active'] / total:.1%}",
+                f"{exact['sentences_per_second']:.2f}", f"{faster:,.1f}", f"{exact['bytes'] / 1e3:,.0f}",
             ]
         )  # fmt: skip
     return header, table

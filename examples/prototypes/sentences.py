@@ -2,9 +2,9 @@
 
     python examples/prototypes/sentences.py OUT --train FILE[,FILE...] --valid FILE[,FILE...] [--count 20000]
 
-Writes OUT/train.txt, OUT/valid.txt and OUT/test.txt. The documents of --valid are no documents of --train; valid is made
-from their first half, test from the second. A sentence ends with a full stop, a question or an exclamation mark, has
---shortest to --longest tokens, mostly words, and is there once. The choice depends on --seed alone.
+Writes OUT/train.txt, OUT/valid.txt and OUT/test.txt. The documents of --valid are no documents of --train; valid is
+made from their first half, test from the second. A sentence ends with a full stop, a question or an exclamation mark,
+has --shortest to --longest tokens, mostly words, and is there once. The choice depends on --seed alone.
 """
 
 import argparse
@@ -18,9 +18,8 @@ ENDS = {".", "!", "?"}
 
 
 def read(path: str) -> list[str]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
-    with opened as file:
-        return file.read().splitlines()
+    content = Path(path).read_bytes()
+    return (gzip.decompress(content) if path.endswith(".gz") else content).decode().splitlines()
 
 
 def sentences_of(line: str, shortest: int, longest: int, lower: bool) -> Iterator[str]:
