@@ -32,6 +32,9 @@ def add_prototype_commands(parser: CommandParser) -> None:
     evaluate.add_argument("--top", default="20", metavar="M", help="best prototypes, or all (default: %(default)s)")
     evaluate.add_argument("--samples", type=int, default=5, help="edit vectors for each (default: %(default)s)")
     evaluate.add_argument(
+        "--rest", type=int, default=10, help="drawn from the other prototypes; 0: they count as nothing (default: 10)"
+    )
+    evaluate.add_argument(
         "--prune-num", metavar="K[,K...]",
         help="keep the K best prototypes; active: those with 90%% of the mass; all: every one (default)",
     )  # fmt: skip
@@ -72,8 +75,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from ..report.tables import table
 
     top = _top(args.top)
-    if args.samples < 1:
-        raise KnnlmError(f"--samples must be 1 or more, not {args.samples}")
+    if args.samples < 1 or args.rest < 0:
+        raise KnnlmError("--samples must be 1 or more, and --rest 0 or more")
     loaded = load(args)
     rows: list[dict[str, Any]] = []
     if loaded.model.prior is None:
@@ -87,11 +90,12 @@ def _evaluate(args: argparse.Namespace) -> int:
             kept = loaded.prototypes(count)
             torch.manual_seed(args.seed)
             name = f"scoring with {len(kept):,} prototypes"
-            found = sentence_log_probs(loaded.model, kept, sentences, embeddings, top, args.samples, name)
+            found = sentence_log_probs(loaded.model, kept, sentences, embeddings, top, args.samples, args.rest, name)
             rows.append({"prototypes": len(kept), "bytes": kept.nbytes, **_facts(found)})
+    prior = loaded.model.prior
     result = {
         "split": args.split, "sentences": len(sentences), "tokens": int(sentences.lengths.sum()), "top": args.top,
-        "samples": args.samples, "active": None if loaded.model.prior is None else loaded.model.prior.active(),
+        "samples": args.samples, "rest": args.rest, "active": None if prior is None else prior.active(),
         "rows": rows,
     }  # fmt: skip
     if args.json:
@@ -112,7 +116,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _facts(estimate: Any) -> dict[str, float]:
-    names = ("perplexity", "sentences_per_second", "seconds", "retrieval_seconds")
+    names = ("perplexity", "top_perplexity", "sentences_per_second", "seconds", "retrieval_seconds")
     return {"log_prob": float(estimate.log_probs.sum()), **{name: getattr(estimate, name) for name in names}}
 
 

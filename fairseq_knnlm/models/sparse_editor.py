@@ -47,6 +47,9 @@ class SparseEditorConfig(FairseqDataclass):
     retriever_spread: float = field(
         default=SPREAD, metadata=_help("over how many prototypes q(t|x) is spread before training")
     )
+    retriever_gain: float = field(
+        default=4.0, metadata=_help("how much faster the retriever's W learns than the rest of the model")
+    )
     edit_dim: int = field(default=50, metadata=_help("dimensions of the edit vector z"))
     edit_kappa: float = field(default=30.0, metadata=_help("concentration of q(z|t, x); its KL is constant"))
     edit_hidden_dim: int = field(default=64, metadata=_help("of the BiLSTM over the edit script, each direction"))
@@ -95,7 +98,7 @@ class SparseEditor(BaseFairseqModel):
         self.edit_encoder = EditEncoder(embed, cfg.edit_hidden_dim, cfg.edit_dim)
         self.register_buffer("prototype_tokens", prototypes, persistent=False)
         self.register_buffer("prototype_embeddings", embeddings, persistent=False)
-        self.retriever = Retriever(embeddings.size(1))
+        self.retriever = Retriever(embeddings.size(1), cfg.retriever_gain)
         self.retriever.rescale(embeddings, cfg.retriever_spread)
         alpha = cfg.prototype_alpha if str(cfg.prototype_prior) == "sparse" else None
         self.prior = PrototypePrior(len(prototypes), len(prototypes), alpha)

@@ -1,6 +1,7 @@
 """q(t|x) = softmax over t of e_t^T W e_x: which prototype a sentence is an edit of."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 SAMPLE = 256  # sentences that tell the scale of W
@@ -10,15 +11,19 @@ SPREAD = 64  # prototypes over which the mass of q is spread at the start, as th
 class Retriever(nn.Module):
     """Embeddings are frozen, only W is learnt; it begins as a multiple of the identity.
 
-    The multiple is a factor of its own: an optimizer like Adam moves every number by about the learning rate, which is
-    nothing beside a large multiple.
+    The embeddings have no mean, so a sentence gets a constant as one more coordinate, whose column of W is ``bias``.
+    Without it nothing could say that a prototype suits every sentence, which is what a sparse prior asks for.
+    W = scale * (identity + gain * weight): an optimizer like Adam moves every number by about the learning rate, which
+    is nothing beside a large multiple; gain says how much faster W shall learn than the networks.
     """
 
     scale: Tensor
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, gain: float = 1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(dim))
+        self.gain = gain
+        self.weight = nn.Parameter(torch.zeros(dim, dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, sentences: Tensor, prototypes: Tensor, own: Tensor | None = None) -> Tensor:
@@ -28,7 +33,8 @@ class Retriever(nn.Module):
             own: (B,) the prototype that is the sentence itself, which it must not retrieve; -1: none is. It is left out
                 of that row only: other sentences of the batch may well be edits of it.
         """
-        return masked_log_softmax((self.scale * sentences @ self.weight.T) @ prototypes.T, own)
+        queries = self.scale * (sentences + self.gain * F.linear(sentences, self.weight, self.bias))
+        return masked_log_softmax(queries @ prototypes.T, own)
 
     @torch.no_grad()
     def rescale(self, embeddings: Tensor, spread: float = SPREAD) -> None:

@@ -57,8 +57,8 @@ def test_the_estimate_approaches_the_exact_sum_from_below(loaded):
     whole = exact(loaded, sentences, prototypes)
     torch.manual_seed(1)
 
-    def estimate(top, samples):
-        return sentence_log_probs(loaded.model, prototypes, sentences, embeddings, top, samples)
+    def estimate(top, samples, rest=0):
+        return sentence_log_probs(loaded.model, prototypes, sentences, embeddings, top, samples, rest)
 
     few = np.stack([estimate(2, 1).log_probs for _ in range(60)])
     # In the mean over draws a truncated, finite estimate lies below the exact value, sentence by sentence.
@@ -67,6 +67,12 @@ def test_the_estimate_approaches_the_exact_sum_from_below(loaded):
     np.testing.assert_allclose(every.log_probs, whole, atol=0.15)
     assert (estimate(2, 400).log_probs < whole + 0.15).all() and estimate(1, 400).log_probs.sum() < whole.sum()
     assert every.perplexity == pytest.approx(math.exp(-whole.sum() / sentences.lengths.sum()), rel=0.01)
+    # What is left out is estimated from some of it, without bias: the mean of p over draws is exact.
+    with_rest = [estimate(1, 200, rest=4) for _ in range(8)]
+    gap = np.log(np.mean([np.exp(one.log_probs - whole) for one in with_rest], axis=0))
+    assert np.abs(gap).max() < 0.3
+    assert all((one.top_log_probs < one.log_probs).all() for one in with_rest)
+    assert all(one.perplexity < one.top_perplexity for one in with_rest)
     np.testing.assert_allclose(estimate(9, 2000).log_probs, whole, atol=0.15)  # more than there are
 
 
