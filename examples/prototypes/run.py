@@ -137,10 +137,10 @@ def main() -> None:
         "Sparse prototypes (He et al. 2020)",
         f"{size['count']:,} training sentences of 5 to 20 tokens, each of them a prototype; perplexity of "
         f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
-        f"included) by importance weighting: {size['top']} prototypes by q(t|x), {rows['LM']['rest']} of the others, "
-        f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass. The time "
-        "of a test sentence is that of the sum over all prototypes that are kept: all of the dense editor's, the active "
-        "ones of the sparse editors'.",
+        f"included) by importance weighting: {size['top']} prototypes by q(t|x), {rows['LM']['rest']} others, "
+        f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass. The "
+        "time of a test sentence is that of the sum over all prototypes that are kept: all of the dense editor's, the "
+        "active ones of the sparse editors'.",
         [table_of_models(rows), table_of_words(rows)],
         [],
     )
