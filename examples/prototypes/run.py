@@ -23,7 +23,7 @@ SIZES = {
         "edit": 16, "kappa": 15, "batch": 32, "warmup": 100, "scored": 100, "top": 10, "samples": 3, "timed": 2,
     },
     "full": {
-        "count": 20000, "held_out": 1000, "words": 8000, "lm_epochs": 5, "epochs": 8, "embed": 128, "hidden": 256,
+        "count": 20000, "held_out": 1000, "words": 8000, "lm_epochs": 5, "epochs": 6, "embed": 128, "hidden": 256,
         "edit": 50, "kappa": 30, "batch": 64, "warmup": 1000, "scored": 500, "top": 20, "samples": 5, "timed": 3,
     },
 }  # fmt: skip
@@ -124,7 +124,7 @@ def main() -> None:
         (("--valid",), {"help": "text of other documents"}),
         (("--size",), {"choices": list(SIZES), "default": "full"}),
         (("--count",), {"help": "sentences of train (default: 20000, toy 2000)"}),
-        (("--epochs",), {"help": "of each editor (default: 8, toy 4)"}),
+        (("--epochs",), {"help": "of each editor (default: 6, toy 4)"}),
         (("--alphas",), {"default": "0.1,0.2,0.3", "help": "of the sparse editors (default: %(default)s)"}),
         (("--arch",), {"default": "sparse_editor", "help": "or sparse_editor_transformer"}),
     )
