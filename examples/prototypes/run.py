@@ -97,8 +97,8 @@ class Prototypes:
         scoring = ["--sentences", size["scored"], "--top", size["top"], "--samples", size["samples"]]
         pruned = ["--prune-num", f"all,active,{max(1, size['count'] // 100)}"] if sparse else []
         result = self.ask(f"{name}-score", "evaluate", model, *scoring, *pruned)
-        # A sum over all of the dense editor's prototypes takes seconds for a sentence, so it is timed on a few: the same
-        # ones for every model, because time grows with length.
+        # A sum over all of the dense editor's prototypes takes seconds for a sentence, so it is timed on a few: the
+        # same ones for every model, because time grows with length.
         exact = ["--top", "all", "--samples", 1, "--sentences", size["timed"], "--prune-num", kept]
         words = self.ask(f"{name}-words", "active", model, "--show", 5)
         return {**result, "exact": self.ask(f"{name}-exact", "evaluate", model, *exact)["rows"][0], "words": words}
