@@ -25,7 +25,7 @@ EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
 PAGES = (
     "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "pruning",
-    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face",
+    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face", "prototypes",
 )  # fmt: skip
 
 
@@ -159,6 +159,8 @@ def report() -> str:
         if (folder / f"{page}.json").exists():
             if page in ("spalm", "hugging_face"):
                 _write(sys.executable, EXAMPLES / page / "page.py", "--report", folder)
+            elif page == "prototypes":
+                _write(sys.executable, EXAMPLES / "prototypes/run.py", "--report", "--out", folder)
             else:
                 _write(sys.executable, EXAMPLES / f"papers/{page}.py", "--report", "--out", folder)
             text = (folder / f"{page}.md").read_text().strip()

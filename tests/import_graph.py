@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "fairseq_knnlm"
 ROOMS = [
     "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report",
     "keys", "datastore", "data", "index", "original", "search", "cluster", "heads", "pruning", "memory", "mixture",
-    "saved_runs", "fairseq_setup", "models", "criterions", "tasks", "spalm", "api", "inspector", "cli",
+    "saved_runs", "prototypes", "fairseq_setup", "models", "criterions", "tasks", "spalm", "api", "inspector", "cli",
 ]  # fmt: skip
 WITHOUT_FAIRSEQ = (
     "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report", "datastore", "index",

@@ -21,6 +21,7 @@ from fairseq_knnlm.heads import HeadFacts
 from fairseq_knnlm.index.info import IndexInfo
 from fairseq_knnlm.memory.base import MemoryFacts
 from fairseq_knnlm.mixture.gate import GateFacts, GateMemory
+from fairseq_knnlm.prototypes.embeddings import EmbeddingFacts
 from fairseq_knnlm.saved_runs.format import RunFacts
 from tools import reference
 
@@ -165,7 +166,7 @@ def test_every_field_of_tuned_values_is_described():
         ("`manifest.json`", Manifest), ("`manifest.json`", Shard), ("`manifest.json`", Projection),
         ("`manifest.json`", Quantizer), ("`index.json`", IndexInfo), ("`run.json`", RunFacts),
         ("`run.json`", MemoryFacts), ("`neighbors.json`", NeighborFacts), ("`head.json`", HeadFacts),
-        ("The file of a gate", GateFacts), ("The file of a gate", GateMemory),
+        ("`embeddings.json`", EmbeddingFacts), ("The file of a gate", GateFacts), ("The file of a gate", GateMemory),
     ],
 )  # fmt: skip
 def test_every_field_of_a_file_is_described(section, record):

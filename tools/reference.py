@@ -76,10 +76,13 @@ def knn_flags() -> dict[str, Field]:
 
 
 def flags_page() -> str:
+    from fairseq_knnlm.criterions.prototype_elbo import PrototypeELBOConfig
     from fairseq_knnlm.criterions.soft_labels import SoftLabelsConfig
     from fairseq_knnlm.models.spalm_lm import SPALMConfig
+    from fairseq_knnlm.models.sparse_editor import SparseEditorConfig
     from fairseq_knnlm.tasks.config import KNNLanguageModelingConfig
     from fairseq_knnlm.tasks.spalm import SPALMTaskConfig
+    from fairseq_knnlm.tasks.sparse_prototypes import SparsePrototypesConfig
 
     flags = knn_flags()
     listed = {name for names in GROUPS.values() for name in names}
@@ -121,6 +124,18 @@ def flags_page() -> str:
     for flag in fields(SoftLabelsConfig):
         if flag.metadata.get("help"):
             lines += ["", *_flag_entry(flag, None)]
+    lines += [
+        "",
+        "## Sparse prototypes",
+        "",
+        "For `fairseq-train` with `--task sparse_prototypes --arch sparse_editor --criterion prototype_elbo`; see "
+        "[sparse prototypes](../prototypes.md). `--dropout` is on words and states of the editor.",
+    ]
+    for config in (SparsePrototypesConfig, SparseEditorConfig, PrototypeELBOConfig):
+        for flag in fields(config):
+            # --data is no flag of the command line; --dropout is among SPALM's, and a page has an anchor once.
+            if flag.metadata.get("help") and flag.name not in ("data", "dropout"):
+                lines += ["", *_flag_entry(flag, None)]
     return "\n".join(lines) + "\n"
 
 

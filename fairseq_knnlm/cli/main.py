@@ -45,11 +45,13 @@ def _parser() -> CommandParser:
     # Imported here, because importing fairseq and FAISS logs a dozen lines unless the log has been set up before.
     from .cluster_commands import add_cluster_commands
     from .datastores import add_datastore_commands
+    from .embed_command import add_embed_command
     from .gate_command import add_gate_command
     from .hf_commands import add_hf_commands
     from .learn_command import add_learn_command
     from .neighbors_command import add_neighbors_command
     from .prune_command import add_prune_command
+    from .prototype_commands import add_prototype_commands
     from .saves import add_save_commands
     from .score_command import add_score_command
     from .spalm_commands import add_spalm_commands
@@ -86,6 +88,10 @@ def _parser() -> CommandParser:
     add_prune_command(add)
     add_learn_command(add)
     add_spalm_commands(add("spalm", None, "what a trained SPALM does with its memory: gates, neighbours, gains, K"))
+    add_embed_command(add)
+    add_prototype_commands(
+        add("prototypes", None, "what a trained neural editor knows: perplexity, active prototypes, what it writes")
+    )
     add_cluster_commands(add("cluster", None, "dump and build with the nodes of a Ray cluster, and what they are"))
     add_hf_commands(add("hf", None, "models of Hugging Face: prepare text for one"))
     add_score_command(add)
