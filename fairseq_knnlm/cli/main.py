@@ -50,8 +50,8 @@ def _parser() -> CommandParser:
     from .hf_commands import add_hf_commands
     from .learn_command import add_learn_command
     from .neighbors_command import add_neighbors_command
-    from .prune_command import add_prune_command
     from .prototype_commands import add_prototype_commands
+    from .prune_command import add_prune_command
     from .saves import add_save_commands
     from .score_command import add_score_command
     from .spalm_commands import add_spalm_commands
