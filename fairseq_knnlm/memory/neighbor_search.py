@@ -3,6 +3,7 @@
 A token of the datastore's own text never finds itself, nor entries within a window of it.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from ..errors import KnnlmError
 from ..progress import progress
 from ..search import Search
 from ..storage import Lock
+from .own_text import place_queries
+
+logger = logging.getLogger(__name__)
 
 QUERIES_PER_PART = 1 << 16
 
@@ -33,14 +37,16 @@ def make_neighbors(
 
     Args:
         search: what the engine is, for the record: metric, index, nprobe
-        window: None: a sequence length if the queries are the datastore's own text, else 0
+        window: None: a sequence length if the queries are the datastore's own text or a part of it, else 0
     """
-    folder, own_text = Path(folder), _is_own_text(datastore, queries)
-    places, query_places = datastore.positions, queries.positions
+    folder, placed = Path(folder), place_queries(datastore, queries)
+    if placed.sentence:
+        logger.info(placed.sentence)
+    places = datastore.positions
     if window is None:
-        window = int(queries.manifest.source.get("tokens_per_sample", 512)) if own_text else 0
-    if window and not own_text:
-        raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
+        window = int(queries.manifest.source.get("tokens_per_sample", 512)) if placed.own_text else 0
+    if window and not placed.own_text:
+        raise KnnlmError("--window is for queries that are the datastore's own text or a part of it; leave it out")
     if k < 1 or k > len(datastore):
         raise KnnlmError(f"--k must be between 1 and the datastore's {len(datastore):,} entries, not {k}")
     if window < 0:
@@ -58,9 +64,7 @@ def make_neighbors(
         for start in range(shard.start, shard.stop, QUERIES_PER_PART):
             rows = np.arange(start, min(start + QUERIES_PER_PART, shard.stop))
             vectors = query_vectors(datastore, queries, rows)
-            positions = None
-            if own_text:
-                positions = rows if query_places is None else np.asarray(query_places[rows])
+            positions = None if placed.positions is None else placed.positions[rows]
             distances, ids = search_outside(engine, vectors, k, positions, window, places)
             retrieved = np.where(ids >= 0, datastore.values_of(ids).astype(np.int64), -1)
             found["ids"].append(ids)
@@ -84,12 +88,6 @@ def query_vectors(datastore: Datastore, queries: Datastore, rows: np.ndarray) ->
     """Keys of one datastore as queries for another: (n,) -> (n, dim of the datastore) float32."""
     vectors = queries.gather_keys(rows).astype(np.float32)
     return vectors if queries.manifest.projection else datastore.codec.project(vectors)
-
-
-def _is_own_text(datastore: Datastore, queries: Datastore) -> bool:
-    """Whether both are of the same split, however they were dumped: then a token could find itself."""
-    texts = [store.manifest.source.get("data_sha256") for store in (datastore, queries)]
-    return queries.fingerprint == datastore.fingerprint or (texts[0] == texts[1] and texts[0] is not None)
 
 
 def search_outside(
