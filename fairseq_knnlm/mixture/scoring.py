@@ -12,6 +12,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from ..data.context_blocks import own_positions
+from ..data.lane_reading import corpus_order, in_lanes
 from ..keys import Model, members_of
 from ..keys.running import for_each_batch
 from ..memory import Memory, MemoryScores
@@ -127,8 +128,10 @@ def score_tokens(
 
     runs: list[_ModelRun] = []
     with SearchesAhead(memories, save is not None, receive) as elsewhere:
-        for some in parts_of(batches, elsewhere.part_queries, skip):
+        lanes = in_lanes(batches)
+        for some in parts_of(batches, 0 if lanes else elsewhere.part_queries, skip):
             new: list[_ModelRun] = for_each_batch(model, run, some)
+            new = [_in_order(new, corpus_order(some, skip))] if lanes else new
             elsewhere.begin([run.queries for run in new], [run.tokens for run in new])
             runs += new
         clock.stop("model")
@@ -216,6 +219,25 @@ def _run_model(
             lm_features = with_last_token(certainties, batch["net_input"]["src_tokens"][own])
     top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows) if keep_top else None
     return _ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
+
+
+def _in_order(runs: list[_ModelRun], order: Tensor) -> _ModelRun:
+    """The runs of batches in lanes as one, in corpus order."""
+
+    def ordered(parts: list[Tensor]) -> Tensor:
+        joined = torch.cat(parts)
+        return joined[order.to(joined.device)] if len(joined) else joined
+
+    features = [run.features for run in runs if run.features is not None]
+    tops = [run.top for run in runs if run.top is not None]
+    return _ModelRun(
+        ordered([run.tokens for run in runs]),
+        ordered([run.lm for run in runs]),
+        [ordered(list(parts)) for parts in zip(*(run.queries for run in runs))],
+        ordered(features) if features else None,
+        ordered([run.lm_features for run in runs]),
+        TopTokens(*(ordered(list(parts)) for parts in zip(*tops))) if tops else None,
+    )
 
 
 def _scores_of_part(

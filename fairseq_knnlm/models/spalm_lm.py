@@ -27,7 +27,8 @@ from ..errors import KnnlmError
 from .transformer_xl import TransformerXLConfig, TransformerXLDecoder, TransformerXLLanguageModel, _help
 
 if TYPE_CHECKING:
-    GATE_CHOICES = SUM_CHOICES = str  # a class that is made when the program runs is no type
+    GATE_CHOICES = str  # a class that is made when the program runs is no type
+    SUM_CHOICES = str
 else:
     GATE_CHOICES = ChoiceEnum(["vector", "scalar"])
     SUM_CHOICES = ChoiceEnum(["plain", "scaled", "norm"])
@@ -61,10 +62,10 @@ class SPALMDecoder(TransformerXLDecoder):
         if not 0 <= cfg.neighbor_dropout < 1:
             raise KnnlmError(f"--neighbor-dropout must be at least 0 and below 1, not {cfg.neighbor_dropout:g}")
         if cfg.neighbors_used:
-            has_bias = cfg.gate_bias is not None
-            self.gate = nn.Linear(cfg.dim, cfg.dim if str(cfg.gate) == "vector" else 1, bias=has_bias)
-            if has_bias:
-                nn.init.constant_(self.gate.bias, float(cfg.gate_bias))
+            width = cfg.dim if str(cfg.gate) == "vector" else 1
+            self.gate = nn.Linear(cfg.dim, width, bias=cfg.gate_bias is not None)
+            if cfg.gate_bias is not None:
+                nn.init.constant_(self.gate.bias, cfg.gate_bias)
             if self.neighbor_sum == "norm":
                 self.neighbor_norm = nn.LayerNorm(cfg.dim)
 

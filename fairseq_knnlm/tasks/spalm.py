@@ -1,6 +1,6 @@
 """The task ``spalm``: language modelling over lanes with memory, and retrieved tokens beside the text."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -9,14 +9,20 @@ import numpy as np
 from fairseq.data import data_utils, iterators
 from fairseq.tasks import register_task
 
+from ..data.lane_reading import LaneGroups
 from ..data.lanes import LaneDataset
 from ..data.neighbor_table import FACTS, NeighborTable
+from ..data.parts import ReadingPlan
 from ..errors import KnnlmError
 from ..keys import Model
+from ..models.spalm_lm import SPALMDecoder  # registers spalm_lm and transformer_xl_lm, too
 from ..models.transformer_xl import TransformerXLDecoder
 from ..storage import file_sha256
 from .config import KNNLanguageModelingConfig
+from .eval_lm import Groups
 from .knn_language_modeling import KNNLanguageModelingTask
+
+LANES = 32  # in scoring, at most; --batch-size says otherwise
 
 
 @dataclass
@@ -30,6 +36,8 @@ class SPALMTaskConfig(KNNLanguageModelingConfig):
 @register_task("spalm", dataclass=SPALMTaskConfig)
 class SPALMTask(KNNLanguageModelingTask):
     """For ``transformer_xl_lm`` and ``spalm_lm``; --tokens-per-sample is the segment, --batch-size the lanes."""
+
+    _lanes_at_once = LANES
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Model:
         model = super().build_model(args, from_checkpoint)
@@ -56,7 +64,7 @@ class SPALMTask(KNNLanguageModelingTask):
 
     def _open_neighbors(self, split: str, tokens: np.ndarray) -> NeighborTable | None:
         """The table of a split, checked against text, dictionary and model before anything is computed."""
-        needed = getattr(self.model.decoder, "neighbors_used", 0) if self.models else 0
+        needed = self._neighbors_needed()
         if bool(needed) != bool(self.args.neighbors):
             if needed:
                 raise KnnlmError(f"SPALM reads {needed} retrieved tokens; run knnlm neighbors, then give --neighbors")
@@ -79,6 +87,10 @@ class SPALMTask(KNNLanguageModelingTask):
                 f"--k {needed}, or lower --neighbors-used"
             )
         return table
+
+    def _neighbors_needed(self) -> int:
+        decoder = self.model.decoder if self.models else None
+        return decoder.neighbors_used if isinstance(decoder, SPALMDecoder) else 0
 
     def get_batch_iterator(
         self, dataset: LaneDataset, max_tokens: int | None = None, max_sentences: int | None = None, seed: int = 1,
@@ -104,14 +116,21 @@ class SPALMTask(KNNLanguageModelingTask):
             "neighbours; generate with a kNN-LM (fairseq-interactive --task knn_language_modeling --knn-datastore)"
         )
 
-    # --- fairseq-eval-lm: one lane, so that every token sees all of the memory that the model may have ---------------
+    # --- fairseq-eval-lm: lanes that first read what their states depend on, so that no token misses any memory ------
 
     def eval_lm_dataloader(self, dataset: Any, *args: Any, context_window: int = 0, **kwargs: Any) -> Iterable[dict]:
         if len(self.models) > 1:
             raise KnnlmError("the task spalm scores with one checkpoint; give --path only one")
+        self._lanes_at_once = kwargs.get("batch_size") or LANES
         if context_window:
             raise KnnlmError("the task spalm has a memory instead of --context-window; leave that out")
         return super().eval_lm_dataloader(dataset, *args, **kwargs)
+
+    def _grouped(self, batches_of: Callable[[ReadingPlan], Any], plan: ReadingPlan, tokens: int) -> Groups:
+        if self.args.knn_cache_size:  # which remembers what was read last, so it reads in order
+            return super()._grouped(batches_of, plan, tokens)
+        dataset = self.datasets[self.split]
+        return LaneGroups(dataset, plan.scored, self._lanes_at_once, self._model_memory(), tokens)
 
     def _batches_of(
         self, dataset: LaneDataset, ranges: list[tuple[int, int]], context_window: int, num_workers: int = 0, **_: Any
