@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 from fairseq.data import data_utils, iterators
 from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from ..data.lane_reading import LaneGroups
 from ..data.lanes import LaneDataset
@@ -21,6 +22,7 @@ from ..storage import file_sha256
 from .config import KNNLanguageModelingConfig
 from .eval_lm import Groups
 from .knn_language_modeling import KNNLanguageModelingTask
+from .spalm_generation import StepTimes, live_model
 
 LANES = 32  # in scoring, at most; --batch-size says otherwise
 
@@ -30,6 +32,13 @@ class SPALMTaskConfig(KNNLanguageModelingConfig):
     neighbors: Optional[str] = field(
         default=None,
         metadata={"help": "folder with a table of retrieved tokens for each split: DIR/train, DIR/valid, DIR/test"},
+    )
+    knn_key_lm: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "fairseq-interactive: the checkpoint of the frozen LM that made --knn-datastore, whose neighbours "
+            "SPALM then reads of each new token"
+        },
     )
 
 
@@ -98,6 +107,11 @@ class SPALMTask(KNNLanguageModelingTask):
         **kwargs: Any,
     ) -> iterators.EpochBatchIterator:  # fmt: skip
         """Segments in order, a lane always in the same row; nothing is shuffled."""
+        if not isinstance(dataset, LaneDataset):  # prompts
+            return super().get_batch_iterator(
+                dataset, max_tokens=max_tokens, max_sentences=max_sentences, seed=seed, num_shards=num_shards,
+                shard_id=shard_id, num_workers=num_workers, epoch=epoch, data_buffer_size=data_buffer_size, **kwargs,
+            )  # fmt: skip
         if not max_sentences:
             raise KnnlmError("give the number of lanes with --batch-size; --max-tokens does not say it")
         lanes = LaneDataset(
@@ -111,10 +125,23 @@ class SPALMTask(KNNLanguageModelingTask):
         )  # fmt: skip
 
     def build_generator(self, models: list[Model], args: Any, *extra: Any, **kwargs: Any) -> Any:
-        raise KnnlmError(
-            "SPALM cannot generate: each new token would need a search with the frozen LM that made the table of "
-            "neighbours; generate with a kNN-LM (fairseq-interactive --task knn_language_modeling --knn-datastore)"
-        )
+        """The stock generator on a model that has its neighbours searched for each new token."""
+        if self.datasets:  # fairseq-generate has loaded a split
+            raise KnnlmError("the task spalm continues prompts; use fairseq-interactive")
+        if len(models) > 1:
+            raise KnnlmError("the task spalm generates with one checkpoint; give --path only one")
+        if self.args.neighbors:
+            raise KnnlmError("--neighbors is a table of a split; generate with --knn-key-lm and --knn-datastore")
+        self.live = live_model(self.args, models[0])
+        return LanguageModelingTask.build_generator(self, [self.live], args, *extra, **kwargs)
+
+    def inference_step(
+        self, generator: Any, models: list[Model], sample: dict, prefix_tokens: Any = None, constraints: Any = None
+    ) -> Any:
+        times = StepTimes(generator.model.single_model)
+        result = LanguageModelingTask.inference_step(self, generator, models, sample, prefix_tokens, constraints)
+        times.tell()
+        return result
 
     # --- fairseq-eval-lm: lanes that first read what their states depend on, so that no token misses any memory ------
 
@@ -122,6 +149,11 @@ class SPALMTask(KNNLanguageModelingTask):
         if len(self.models) > 1:
             raise KnnlmError("the task spalm scores with one checkpoint; give --path only one")
         self._lanes_at_once = kwargs.get("batch_size") or LANES
+        if self.args.knn_key_lm:
+            raise KnnlmError(
+                "--knn-key-lm is for fairseq-interactive; to score a split, make its table with knnlm neighbors and "
+                "give --neighbors"
+            )
         if context_window:
             raise KnnlmError("the task spalm has a memory instead of --context-window; leave that out")
         return super().eval_lm_dataloader(dataset, *args, **kwargs)
