@@ -14,6 +14,7 @@ from .lanes import LaneDataset
 from .parts import Range
 
 Lane = tuple[int, int, int]  # it reads segments from the first number on, predicts from the second, up to the third
+WORTH_IT = 4  # a lane predicts at least so many times what it only reads, where there are more lanes than groups
 MOST_TOKENS = 1 << 18  # read before results are put in order; more of them need less warming up, and more memory
 
 
@@ -44,12 +45,14 @@ def plan_lanes(first: int, last: int, most_lanes: int, warm_up: int) -> list[Lan
 class LaneGroups:
     """Ranges of the segments of a text as samples for the scorer or for a dump; see ``GroupedBatches``.
 
-    A batch is one step of every lane of a sample. The segments that a lane only reads predict nothing.
+    A batch is one step of every lane of a group of lanes. The segments that a lane only reads predict nothing. Groups
+    have a memory each, by the name of their text, so that they can go through the model at the same time.
     """
 
     def __init__(
-        self, dataset: LaneDataset, ranges: Sequence[Range], lanes: int, reach: int, tokens_at_once: int = 0
-    ):
+        self, dataset: LaneDataset, ranges: Sequence[Range], lanes: int, reach: int, tokens_at_once: int = 0,
+        groups: int = 1,
+    ):  # fmt: skip
         """
         Args:
             dataset: the text in one lane
@@ -57,8 +60,9 @@ class LaneGroups:
             lanes: at most
             reach: how many tokens back states depend on
             tokens_at_once: of a sample at least, where there are so many
+            groups: of lanes, at most: how many threads run the model
         """
-        self._dataset, self._lanes = dataset, lanes
+        self._dataset, self._lanes, self._groups = dataset, lanes, groups
         self._warm_up = -(-reach // dataset.length)
         most = max(1, max(tokens_at_once, MOST_TOKENS) // dataset.length)
         self._parts = [
@@ -84,12 +88,18 @@ class LaneGroups:
             }
 
     def _batches(self, first: int, last: int) -> Iterator[dict]:
-        lanes = plan_lanes(first, last, self._lanes, self._warm_up)
+        worth_it = max(self._groups, (last - first) // max(1, WORTH_IT * self._warm_up))
+        lanes = plan_lanes(first, last, min(self._lanes, worth_it), self._warm_up)
+        for group in range(min(self._groups, len(lanes))):
+            yield from self._steps(lanes[group :: self._groups], f"{self._dataset.text}, lanes {group}")
+
+    def _steps(self, lanes: list[Lane], text: str) -> Iterator[dict]:
+        """A batch for each step of some lanes. text: the name of their memory"""
         for step in range(max(stop - begin for begin, _, stop in lanes)):
             # A lane that has ended goes on with nothing: the segment behind the last one is empty.
             segments = [begin + step if begin + step < stop else len(self._dataset) for begin, _, stop in lanes]
             batch = self._dataset.collater([self._dataset[segment] for segment in segments])
-            batch["net_input"]["step"] = step
+            batch["net_input"] |= {"step": step, "text": text}
             lengths = batch["net_input"]["src_lengths"].tolist()
             batch["start_indices"] = [
                 0 if segment >= start else length

@@ -22,7 +22,8 @@ from .ahead_of_model import SearchesAhead, parts_of
 from .gate import Gate
 from .interpolation import interpolate, interpolate_by_token, log_mean
 from .lm_features import certainty, with_last_token
-from .output_layer import TopTokens, top_tokens
+from .model_runs import ModelRun, in_order
+from .output_layer import top_tokens
 
 LONG_SEARCH = 8192  # tokens, from which on a search shows its progress
 MAX_LOGITS = 1 << 26  # in memory at once, of all threads: 256 MiB, whatever --max-tokens says
@@ -72,18 +73,6 @@ class SavedRun(Protocol):
     def add_memory(self, number: int, scores: MemoryScores) -> None: ...
 
 
-@dataclass
-class _ModelRun:
-    """What one batch gave; of its predicted positions only."""
-
-    tokens: Tensor  # (n,)
-    lm: Tensor  # (n,)
-    queries: list[Tensor]  # (n, dim) of each memory
-    features: Tensor | None  # (n, C)
-    lm_features: Tensor  # (n, LM_FEATURES), or empty
-    top: TopTokens | None = None  # the LM's most probable tokens, if asked for
-
-
 @torch.no_grad()
 def score_tokens(
     model: Model,
@@ -111,7 +100,7 @@ def score_tokens(
     clock = _Clock()
     rows = _rows_of_logits(model, softmax_batch)
 
-    def run(batch: dict) -> _ModelRun:
+    def run(batch: dict) -> ModelRun:
         keep_top, look = save.top if save is not None else 0, save is not None or gate is not None
         result = _run_model(model, batch, memories, skip, rows, keep_states, look, keep_top)
         if done is not None:
@@ -126,12 +115,12 @@ def score_tokens(
         part.kept = None  # of all parts together it would fill the memory
         found[number].append(part)
 
-    runs: list[_ModelRun] = []
+    runs: list[ModelRun] = []
     with SearchesAhead(memories, save is not None, receive) as elsewhere:
         lanes = in_lanes(batches)
         for some in parts_of(batches, 0 if lanes else elsewhere.part_queries, skip):
-            new: list[_ModelRun] = for_each_batch(model, run, some)
-            new = [_in_order(new, corpus_order(some, skip))] if lanes else new
+            new: list[ModelRun] = for_each_batch(model, run, some)
+            new = [in_order(new, corpus_order(some, skip))] if lanes else new
             elsewhere.begin([run.queries for run in new], [run.tokens for run in new])
             runs += new
         clock.stop("model")
@@ -197,7 +186,7 @@ def _run_model(
     keep_features: bool,
     look: bool = False,
     keep_top: int = 0,
-) -> _ModelRun:
+) -> ModelRun:
     """One batch through the model. Without ``logits_rows`` the LM's own probabilities are left out.
 
     Args:
@@ -218,26 +207,7 @@ def _run_model(
             certainties = torch.cat([each for _, each in scores if each is not None])
             lm_features = with_last_token(certainties, batch["net_input"]["src_tokens"][own])
     top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows) if keep_top else None
-    return _ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
-
-
-def _in_order(runs: list[_ModelRun], order: Tensor) -> _ModelRun:
-    """The runs of batches in lanes as one, in corpus order."""
-
-    def ordered(parts: list[Tensor]) -> Tensor:
-        joined = torch.cat(parts)
-        return joined[order.to(joined.device)] if len(joined) else joined
-
-    features = [run.features for run in runs if run.features is not None]
-    tops = [run.top for run in runs if run.top is not None]
-    return _ModelRun(
-        ordered([run.tokens for run in runs]),
-        ordered([run.lm for run in runs]),
-        [ordered(list(parts)) for parts in zip(*(run.queries for run in runs))],
-        ordered(features) if features else None,
-        ordered([run.lm_features for run in runs]),
-        TopTokens(*(ordered(list(parts)) for parts in zip(*tops))) if tops else None,
-    )
+    return ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
 
 
 def _scores_of_part(

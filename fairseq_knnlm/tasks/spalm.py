@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+import torch
 from fairseq.data import data_utils, iterators
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -24,7 +25,7 @@ from .eval_lm import Groups
 from .knn_language_modeling import KNNLanguageModelingTask
 from .spalm_generation import StepTimes, live_model
 
-LANES = 32  # in scoring, at most; --batch-size says otherwise
+LANES_PER_THREAD, LANES_ON_GPU = 8, 32  # in scoring, at most; --batch-size says otherwise
 
 
 @dataclass
@@ -46,7 +47,7 @@ class SPALMTaskConfig(KNNLanguageModelingConfig):
 class SPALMTask(KNNLanguageModelingTask):
     """For ``transformer_xl_lm`` and ``spalm_lm``; --tokens-per-sample is the segment, --batch-size the lanes."""
 
-    _lanes_at_once = LANES
+    _lanes_at_once: int | None = None  # --batch-size of fairseq-eval-lm
 
     def build_model(self, args: Any, from_checkpoint: bool = False) -> Model:
         model = super().build_model(args, from_checkpoint)
@@ -102,7 +103,7 @@ class SPALMTask(KNNLanguageModelingTask):
         return decoder.neighbors_used if isinstance(decoder, SPALMDecoder) else 0
 
     def get_batch_iterator(
-        self, dataset: LaneDataset, max_tokens: int | None = None, max_sentences: int | None = None, seed: int = 1,
+        self, dataset: Any, max_tokens: int | None = None, max_sentences: int | None = None, seed: int = 1,
         num_shards: int = 1, shard_id: int = 0, num_workers: int = 0, epoch: int = 1, data_buffer_size: int = 0,
         **kwargs: Any,
     ) -> iterators.EpochBatchIterator:  # fmt: skip
@@ -148,7 +149,7 @@ class SPALMTask(KNNLanguageModelingTask):
     def eval_lm_dataloader(self, dataset: Any, *args: Any, context_window: int = 0, **kwargs: Any) -> Iterable[dict]:
         if len(self.models) > 1:
             raise KnnlmError("the task spalm scores with one checkpoint; give --path only one")
-        self._lanes_at_once = kwargs.get("batch_size") or LANES
+        self._lanes_at_once = kwargs.get("batch_size")
         if self.args.knn_key_lm:
             raise KnnlmError(
                 "--knn-key-lm is for fairseq-interactive; to score a split, make its table with knnlm neighbors and "
@@ -162,7 +163,10 @@ class SPALMTask(KNNLanguageModelingTask):
         if self.args.knn_cache_size:  # which remembers what was read last, so it reads in order
             return super()._grouped(batches_of, plan, tokens)
         dataset = self.datasets[self.split]
-        return LaneGroups(dataset, plan.scored, self._lanes_at_once, self._model_memory(), tokens)
+        on_cpu = next(self.model.parameters()).device.type == "cpu"
+        groups = torch.get_num_threads() if on_cpu else 1
+        lanes = self._lanes_at_once or (groups * LANES_PER_THREAD if on_cpu else LANES_ON_GPU)
+        return LaneGroups(dataset, plan.scored, lanes, self._model_memory(), tokens, groups)
 
     def _batches_of(
         self, dataset: LaneDataset, ranges: list[tuple[int, int]], context_window: int, num_workers: int = 0, **_: Any
