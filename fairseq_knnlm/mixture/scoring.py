@@ -199,14 +199,16 @@ def _run_model(
     states = [member(**batch["net_input"], features_only=True)[0][own] for member in members]  # (n, C) of each
     queries = [_captured(memory)[own] for memory in memories]
     lm = lm_features = states[0].new_empty(0)
-    if logits_rows is not None:
+    if logits_rows is not None and len(targets):  # of lanes that only warm up there are none
         parts = zip(targets.split(logits_rows), *(features.split(logits_rows) for features in states))
         scores = [_scores_of_part(members, look, *part) for part in parts]
         lm = torch.cat([log_probs for log_probs, _ in scores])
         if look:
             certainties = torch.cat([each for _, each in scores if each is not None])
             lm_features = with_last_token(certainties, batch["net_input"]["src_tokens"][own])
-    top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows) if keep_top else None
+    top = None
+    if keep_top and len(targets):
+        top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows)
     return ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
 
 

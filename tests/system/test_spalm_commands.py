@@ -123,6 +123,8 @@ def test_lanes_equal_one_lane(evaluate, corpus, neighbors, model, memory, reques
         eval_lm_here(corpus, model, *own, "--gen-subset", "valid", *dumping)
         keys[lanes] = load(Datastore(tmp_path / f"{lanes}"))
     np.testing.assert_allclose(found[6], found[1], atol=2e-5)
+    second = evaluate(corpus, model, *flags, "--num-shards", "2", "--shard-id", "1", "--knn-save", tmp_path / "half")
+    np.testing.assert_allclose(second.scores, found[1][-len(second.scores) :], atol=2e-5)
     np.testing.assert_array_equal(keys[6][1], keys[1][1])
     np.testing.assert_allclose(keys[6][0], keys[1][0], atol=1e-4)
     saves = [SavePart.open(str(tmp_path / f"save{lanes}")) for lanes in (1, 6)]
