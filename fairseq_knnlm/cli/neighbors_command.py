@@ -12,7 +12,10 @@ from ..errors import KnnlmError
 from .parsing import Add
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..datastore import Datastore
+    from ..search import Search
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ def add_neighbors_command(add_command: Add) -> None:
     add(
         "--window", type=int,
         help="leave out a token's own entry and those within so many positions (default: a sequence length where the "
-        "queries are the datastore's own text, else none)",
+        "queries are the datastore's own text or a part of it, which is found by itself, else none)",
     )  # fmt: skip
     add("--index", metavar="SPEC", help="(default: auto, or the only one there is)")
     add("--metric", choices=["l2", "ip"], default="l2")
@@ -38,7 +41,12 @@ def add_neighbors_command(add_command: Add) -> None:
     add("--ray-address", default="auto", metavar="ADDRESS", help="auto, HOST:PORT or local (default: %(default)s)")
     add("--num-shards", type=int, default=1, help="do one contiguous part of the work, see --shard-id")
     add("--shard-id", type=int, default=0)
-    add("-o", "--output", required=True, metavar="DIR", help="the table; an interrupted one is continued")
+    add("-o", "--output", metavar="DIR", help="the table; an interrupted one is continued")
+    add(
+        "--recall", type=int, metavar="N",
+        help="make no table, but search N random queries exactly and with nprobe 4 to 64, and print what each finds",
+    )  # fmt: skip
+    add("--json", action="store_true", help="print what --recall measures as JSON")
 
 
 def neighbors(args: argparse.Namespace) -> int:
@@ -58,9 +66,16 @@ def neighbors(args: argparse.Namespace) -> int:
     cluster = RayCluster(args.ray_address) if args.engine == "ray" else None
     if cluster is not None:
         cluster.check("index", "exact")
+    _check_output(args)
     part = contiguous_part(len(queries.shards), args.num_shards, args.shard_id)
     info = build_index_if_missing(datastore, args.index, args.metric)
-    engine = make_engine(datastore, info, args.k, args.metric, "index", "exact", args.nprobe, cluster=cluster)
+
+    def engine_of(nprobe: int) -> "Search":
+        return make_engine(datastore, info, args.k, args.metric, "index", "exact", nprobe, cluster=cluster)
+
+    if args.recall is not None:
+        return _print_recall(args, datastore, queries, engine_of)
+    engine = engine_of(args.nprobe)
     search = {"metric": args.metric, "index": info.name, "nprobe": args.nprobe}
     started, processor = time.perf_counter(), sum(os.times()[:2])
     done = make_neighbors(args.output, datastore, queries, engine, args.k, search, args.window, part)
@@ -75,6 +90,42 @@ def neighbors(args: argparse.Namespace) -> int:
         print(f"{args.output}: this part is done already")
     if is_complete(args.output):
         print(describe_shares(NeighborTable(args.output).shares_of_target()))
+    return 0
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    if (args.recall is None) == (args.output is None):
+        raise KnnlmError("give -o DIR for the table, or --recall N to measure what a search finds; one of them")
+    if args.recall is not None and args.recall < 1:
+        raise KnnlmError(f"--recall must be 1 or more, not {args.recall}")
+    if args.json and args.recall is None:
+        raise KnnlmError("--json goes with --recall; leave it out")
+
+
+def _print_recall(
+    args: argparse.Namespace, datastore: "Datastore", queries: "Datastore", engine_of: "Callable[[int], Search]"
+) -> int:
+    import json
+
+    from ..memory.neighbor_recall import measure_recall
+    from ..report.tables import table
+
+    found = measure_recall(datastore, queries, engine_of, args.k, args.metric, args.window, args.recall)
+    if args.json:
+        print(json.dumps([row.as_dict() for row in found]))
+        return 0
+    header = [
+        "nprobe", "nearest found", f"of the {args.k} found", "first is the token", f"one of {args.k} is",
+        "processor s per million",
+    ]  # fmt: skip
+    rows = [
+        ["all keys" if row.nprobe is None else str(row.nprobe), f"{row.first:.4f}", f"{row.among_k:.4f}",
+         f"{row.right_first:.4f}", f"{row.right_among_k:.4f}", f"{row.seconds_per_million:,.0f}"]
+        for row in found
+    ]  # fmt: skip
+    print(table(header, rows))
+    sample = min(args.recall, len(queries))
+    print(f"\n{sample:,} of {len(queries):,} queries; more of them at once take less time each, as in a table")
     return 0
 
 

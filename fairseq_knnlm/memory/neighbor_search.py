@@ -3,6 +3,7 @@
 A token of the datastore's own text never finds itself, nor entries within a window of it.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from ..datastore import Datastore, Shard
 from ..errors import KnnlmError
 from ..progress import progress
 from ..search import Search
-from ..search.own_text import default_window, is_own_text, query_vectors
+from ..search.own_text import default_window, place_queries, query_vectors
 from ..storage import Lock
+
+logger = logging.getLogger(__name__)
 
 QUERIES_PER_PART = 1 << 16
 
@@ -34,14 +37,16 @@ def make_neighbors(
 
     Args:
         search: what the engine is, for the record: metric, index, nprobe
-        window: None: a sequence length if the queries are the datastore's own text, else 0
+        window: None: a sequence length if the queries are the datastore's own text or a part of it, else 0
     """
-    folder, own_text = Path(folder), is_own_text(datastore, queries)
-    places, query_places = datastore.positions, queries.positions
+    folder, placed = Path(folder), place_queries(datastore, queries)
+    if placed.sentence:
+        logger.info(placed.sentence)
+    places = datastore.positions
     if window is None:
-        window = default_window(queries) if own_text else 0
-    if window and not own_text:
-        raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
+        window = default_window(queries) if placed.own_text else 0
+    if window and not placed.own_text:
+        raise KnnlmError("--window is for queries that are the datastore's own text or a part of it; leave it out")
     if k < 1 or k > len(datastore):
         raise KnnlmError(f"--k must be between 1 and the datastore's {len(datastore):,} entries, not {k}")
     if window < 0:
@@ -60,9 +65,7 @@ def make_neighbors(
         for start in range(shard.start, shard.stop, QUERIES_PER_PART):
             rows = np.arange(start, min(start + QUERIES_PER_PART, shard.stop))
             vectors = query_vectors(datastore, queries, rows)
-            positions = None
-            if own_text:
-                positions = rows if query_places is None else np.asarray(query_places[rows])
+            positions = None if placed.positions is None else placed.positions[rows]
             distances, ids = search_outside(engine, vectors, k, positions, window, places)
             retrieved = np.where(ids >= 0, datastore.values_of(ids).astype(np.int64), -1)
             found["ids"].append(ids)

@@ -12,6 +12,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from ..data.context_blocks import own_positions
+from ..data.lane_reading import corpus_order, in_lanes
 from ..keys import Model, members_of
 from ..keys.running import for_each_batch
 from ..memory import Memory, MemoryScores
@@ -21,7 +22,8 @@ from .ahead_of_model import SearchesAhead, parts_of
 from .gate import Gate
 from .interpolation import interpolate, interpolate_by_token, log_mean
 from .lm_features import certainty, with_last_token
-from .output_layer import TopTokens, top_tokens
+from .model_runs import ModelRun, in_order
+from .output_layer import top_tokens
 
 LONG_SEARCH = 8192  # tokens, from which on a search shows its progress
 MAX_LOGITS = 1 << 26  # in memory at once, of all threads: 256 MiB, whatever --max-tokens says
@@ -71,18 +73,6 @@ class SavedRun(Protocol):
     def add_memory(self, number: int, scores: MemoryScores) -> None: ...
 
 
-@dataclass
-class _ModelRun:
-    """What one batch gave; of its predicted positions only."""
-
-    tokens: Tensor  # (n,)
-    lm: Tensor  # (n,)
-    queries: list[Tensor]  # (n, dim) of each memory
-    features: Tensor | None  # (n, C)
-    lm_features: Tensor  # (n, LM_FEATURES), or empty
-    top: TopTokens | None = None  # the LM's most probable tokens, if asked for
-
-
 @torch.no_grad()
 def score_tokens(
     model: Model,
@@ -110,7 +100,7 @@ def score_tokens(
     clock = _Clock()
     rows = _rows_of_logits(model, softmax_batch)
 
-    def run(batch: dict) -> _ModelRun:
+    def run(batch: dict) -> ModelRun:
         keep_top, look = save.top if save is not None else 0, save is not None or gate is not None
         result = _run_model(model, batch, memories, skip, rows, keep_states, look, keep_top)
         if done is not None:
@@ -125,10 +115,12 @@ def score_tokens(
         part.kept = None  # of all parts together it would fill the memory
         found[number].append(part)
 
-    runs: list[_ModelRun] = []
+    runs: list[ModelRun] = []
     with SearchesAhead(memories, save is not None, receive) as elsewhere:
-        for some in parts_of(batches, elsewhere.part_queries, skip):
-            new: list[_ModelRun] = for_each_batch(model, run, some)
+        lanes = in_lanes(batches)
+        for some in parts_of(batches, 0 if lanes else elsewhere.part_queries, skip):
+            new: list[ModelRun] = for_each_batch(model, run, some)
+            new = [in_order(new, corpus_order(some, skip))] if lanes else new
             elsewhere.begin([run.queries for run in new], [run.tokens for run in new])
             runs += new
         clock.stop("model")
@@ -194,7 +186,7 @@ def _run_model(
     keep_features: bool,
     look: bool = False,
     keep_top: int = 0,
-) -> _ModelRun:
+) -> ModelRun:
     """One batch through the model. Without ``logits_rows`` the LM's own probabilities are left out.
 
     Args:
@@ -207,15 +199,17 @@ def _run_model(
     states = [member(**batch["net_input"], features_only=True)[0][own] for member in members]  # (n, C) of each
     queries = [_captured(memory)[own] for memory in memories]
     lm = lm_features = states[0].new_empty(0)
-    if logits_rows is not None:
+    if logits_rows is not None and len(targets):  # of lanes that only warm up there are none
         parts = zip(targets.split(logits_rows), *(features.split(logits_rows) for features in states))
         scores = [_scores_of_part(members, look, *part) for part in parts]
         lm = torch.cat([log_probs for log_probs, _ in scores])
         if look:
             certainties = torch.cat([each for _, each in scores if each is not None])
             lm_features = with_last_token(certainties, batch["net_input"]["src_tokens"][own])
-    top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows) if keep_top else None
-    return _ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
+    top = None
+    if keep_top and len(targets):
+        top = top_tokens([member.decoder for member in members], states, keep_top, logits_rows)
+    return ModelRun(targets, lm, queries, states[0] if keep_features else None, lm_features, top)
 
 
 def _scores_of_part(

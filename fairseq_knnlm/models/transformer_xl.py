@@ -34,6 +34,9 @@ class TransformerXLConfig(FairseqDataclass):
         default=None, metadata=_help("comma-separated cutoffs: adaptive input and softmax with tied weights")
     )
     adaptive_factor: float = field(default=4.0, metadata=_help("how much narrower each next band is"))
+    embedding_length: float = field(
+        default=1.0, metadata=_help("length that embeddings begin with; what the layers read of them stays the same")
+    )
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
@@ -115,11 +118,22 @@ class TransformerXLDecoder(FairseqDecoder):
             self.embed_tokens = nn.Embedding(len(dictionary), cfg.dim, padding)
             nn.init.normal_(self.embed_tokens.weight, std=cfg.dim**-0.5)
             nn.init.zeros_(self.embed_tokens.weight[padding])
+        self._lengthen_embeddings(cfg.embedding_length)
         self.layers = nn.ModuleList(TransformerXLLayer(cfg) for _ in range(cfg.layers))
         self.layer_norm = nn.LayerNorm(cfg.dim)
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
+
+    def _lengthen_embeddings(self, length: float) -> None:
+        """Embeddings of this length, where their usual one is about 1; the layers read them as long as ever."""
+        if not length > 0:
+            raise KnnlmError(f"--embedding-length must be above 0, not {length:g}")
+        self.input_scale = self.embed_scale / length
+        tables = [module for module in self.embed_tokens.modules() if isinstance(module, nn.Embedding)]
+        with torch.no_grad():
+            for table in tables:  # of an adaptive input, each band has one; its projection keeps lengths
+                table.weight.mul_(length)
 
     def forward(
         self,
@@ -141,7 +155,7 @@ class TransformerXLDecoder(FairseqDecoder):
 
     def extract_features(self, src_tokens: Tensor, text: str | None = None, step: int = 0) -> Tensor:
         """(B, T) -> (B, T, C)."""
-        embedded = self.embed_scale * self.embed_tokens(src_tokens)
+        embedded = self.input_scale * self.embed_tokens(src_tokens)
         states = F.dropout(embedded, self.dropout, self.training)
         memory = self.lanes.get(text, step, len(self.layers), states)
         length = src_tokens.size(1)

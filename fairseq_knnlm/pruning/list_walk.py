@@ -128,8 +128,9 @@ def _index_with_lists(datastore: Datastore, spec: str | None) -> IndexInfo:
 class QueryRows:
     """Whose neighbours are looked at: entries of another datastore, by the list that each is nearest to."""
 
-    def __init__(self, walk: ListWalk, queries: Datastore):
-        self._queries, self._datastore = queries, walk.datastore
+    def __init__(self, walk: ListWalk, queries: Datastore, positions: np.ndarray | None):
+        """positions: (queries,) where they stand in the datastore's text; None: nowhere"""
+        self._queries, self._datastore, self._positions = queries, walk.datastore, positions
         lists = walk.find_lists(queries)
         self._order = stable_order(lists)
         self._ends = np.bincount(lists, minlength=len(walk.sizes)).cumsum()
@@ -146,8 +147,7 @@ class QueryRows:
         return self._queries.values[rows]
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        places = self._queries.positions
-        return rows if places is None else np.asarray(places[rows])
+        return rows if self._positions is None else self._positions[rows]
 
 
 def square_distances(one: Tensor, other: Tensor) -> Tensor:

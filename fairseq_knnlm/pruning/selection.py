@@ -13,7 +13,7 @@ from ..datastore.manifest import MANIFEST
 from ..datastore.subsample import copy_part
 from ..errors import KnnlmError, resumable
 from ..near_matches import did_you_mean
-from ..search.own_text import default_window, is_own_text
+from ..search.own_text import Placement, default_window, place_queries
 from ..storage import check_disk_space, human_bytes, make_folder
 from .counting import count_retrievals
 from .list_walk import ListWalk, QueryRows
@@ -122,9 +122,12 @@ def _choose(
     if method == "random":
         return np.sort(np.random.default_rng(options.seed).permutation(entries)[:count]), None, {}
     walk = ListWalk(datastore, options.index)
-    settings = {"index": walk.info.name, **_settings(walk, options)}
+    placed = None if options.queries is None else place_queries(datastore, options.queries)
+    if placed is not None and placed.sentence:
+        logger.info(placed.sentence)
+    settings = {"index": walk.info.name, **_settings(walk, options, placed)}
     of_scores = {"method": method, "keys": datastore.fingerprint, "index_sha256": walk.info.sha256, **settings}
-    found = kept_scores(datastore, of_scores, lambda: _scores(walk, options, settings))
+    found = kept_scores(datastore, of_scores, lambda: _scores(walk, options, settings, placed))
     if method == "merge":
         before = np.ones(entries, np.float32) if datastore.weights is None else datastore.weights
         chosen, weights = Merges(found["into"], found["distances"]).kept(count, before, options.seed)
@@ -136,13 +139,13 @@ def _choose(
     return chosen, weights if is_kept else None, {**settings, "weights": is_kept}
 
 
-def _settings(walk: ListWalk, options: PruneOptions) -> dict[str, Any]:
+def _settings(walk: ListWalk, options: PruneOptions, placed: Placement | None) -> dict[str, Any]:
     """What a method's scores depend on, besides the lists."""
     if options.method == "merge":
         return {"neighbors": options.neighbors}
-    own_text = options.queries is None or is_own_text(walk.datastore, options.queries)
+    own_text = placed is None or placed.own_text
     if options.window is not None and not own_text:
-        raise KnnlmError("--window is for queries that are the datastore's own text; leave it out")
+        raise KnnlmError("--window is for queries that are the datastore's own text or a part of it; leave it out")
     window = options.window
     if own_text and window is None:
         window = default_window(options.queries or walk.datastore)
@@ -157,12 +160,16 @@ def _settings(walk: ListWalk, options: PruneOptions) -> dict[str, Any]:
     }
 
 
-def _scores(walk: ListWalk, options: PruneOptions, settings: dict[str, Any]) -> dict[str, np.ndarray]:
+def _scores(
+    walk: ListWalk, options: PruneOptions, settings: dict[str, Any], placed: Placement | None
+) -> dict[str, np.ndarray]:
     """What the method says of every entry."""
     if options.method == "merge":
         merges = find_merges(walk, settings["neighbors"])
         return {"into": merges.into, "distances": merges.distances}
-    queries = None if options.queries is None else QueryRows(walk, options.queries)
+    queries = None
+    if options.queries is not None:
+        queries = QueryRows(walk, options.queries, None if placed is None else placed.positions)
     if options.method == "retrieved":
         return {"scores": count_retrievals(walk, settings["neighbors"], settings["window"], queries)}
     learning = {name: settings[name] for name in ("alpha", "updates", "temperature", "window")}

@@ -15,7 +15,7 @@ from ..machine import building_device
 from ..memory.defaults import flag
 from .dry_run import describe_dump
 from .dumping import DumpBatches, EntryMaker, KeyDumper, key_form
-from .eval_lm import GroupedBatches
+from .eval_lm import Groups
 
 
 @dataclass
@@ -30,7 +30,7 @@ class DumpedText:
 
 
 def prepare_dump(
-    args: Any, model: Model, text: DumpedText, groups_of: Callable[[list[tuple[int, int]]], GroupedBatches]
+    args: Any, model: Model, text: DumpedText, groups_of: Callable[[list[tuple[int, int]]], Groups]
 ) -> DumpBatches | list[dict]:
     """What eval_lm iterates over to write the missing shards of a part.
 

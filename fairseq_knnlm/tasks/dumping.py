@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..data.context_blocks import own_positions
+from ..data.lane_reading import corpus_order, in_lanes, rows_in_order
 from ..datastore import Datastore, Shard, ShardWriter
 from ..datastore.dump_plan import DumpPlan
 from ..datastore.key_codec import KeyForm, LearntCodec, check_dim, learn_codec
@@ -17,7 +18,7 @@ from ..index import describe_index, list_indexes
 from ..keys import KeyExtractor, Model, key_dimension
 from ..keys.running import for_each_batch
 from ..progress import progress
-from .eval_lm import GroupedBatches, end_with, show_own_progress
+from .eval_lm import Groups, end_with, show_own_progress
 from .summaries import dump_summary
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class EntryMaker:
 
     @torch.no_grad()
     def make(self, group: dict, done: Callable[[int], None] | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Keys (n, C) and values (n,) of each batch of a group (see GroupedBatches), in corpus order.
+        """Keys (n, C) and values (n,) of each batch of a group (see Groups), in corpus order.
 
         Args:
             done: told how many are made, from any thread
@@ -55,9 +56,11 @@ class EntryMaker:
 
         for batch in group["warm_up"]:  # what a model with a memory has to read before the batches
             self._model(**batch["net_input"], features_only=True)
-        return for_each_batch(self._model, make_some, group["batches"])
+        batches = group["batches"]
+        made = for_each_batch(self._model, make_some, batches)
+        return _by_segment(batches, made, self._skip) if in_lanes(batches) else made
 
-    def learn_codec(self, groups: GroupedBatches, form: KeyForm) -> LearntCodec:
+    def learn_codec(self, groups: Groups, form: KeyForm) -> LearntCodec:
         """How to make keys compact, from those of some groups."""
         logger.info(
             f"learning how to store keys of {form.source_dim} dimensions as {form.dim} x {form.dtype}, from a sample"
@@ -70,6 +73,16 @@ class EntryMaker:
         own = own_positions(batch, self._skip)
         keys = self._extractor.run(self._model, batch["net_input"])[own]
         return keys.float().cpu().numpy(), batch["target"][own].cpu().numpy()
+
+
+def _by_segment(
+    batches: list[dict], made: list[tuple[np.ndarray, np.ndarray]], skip: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Entries of batches in lanes, those of each segment together and in corpus order."""
+    order = corpus_order(batches, skip).numpy()
+    keys, values = (np.concatenate(parts)[order] for parts in zip(*made))
+    ends = np.cumsum([len(tokens) for tokens in rows_in_order(batches)])[:-1]
+    return list(zip(np.split(keys, ends), np.split(values, ends)))
 
 
 class KeyDumper:
@@ -104,7 +117,7 @@ class DumpBatches:
 
     def __init__(
         self,
-        groups: GroupedBatches | None,
+        groups: Groups | None,
         dumper: KeyDumper,
         plan: DumpPlan,
         when_complete: Callable[[], None],

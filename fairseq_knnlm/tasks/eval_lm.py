@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fairseq import checkpoint_utils
@@ -120,6 +120,14 @@ class _Ending(logging.Filter):
         return self._with_loss or not re.match("Evaluated [0-9,]+ tokens", message)
 
 
+class Groups(Protocol):
+    """Samples for our scorer or for a dump: {"batches": [...], "warm_up": [...]} and what eval_lm itself looks at."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[dict]: ...
+
+
 class GroupedBatches:
     """The batches of an evaluation, several at a time, with what is read and not scored apart.
 
@@ -164,7 +172,7 @@ def _merge(batches: list[dict], warm_up: list[dict]) -> dict:
 class ScoredBatches:
     """Groups of batches for our scorer, which is told when the last one has been scored."""
 
-    def __init__(self, groups: GroupedBatches, installed: InstalledScorer, plan: ReadingPlan, text: str):
+    def __init__(self, groups: Groups, installed: InstalledScorer, plan: ReadingPlan, text: str):
         """text: what is scored, for the summary"""
         start, stop = plan.scored_tokens
         self._groups, self._installed, self._tokens, self._text = groups, installed, stop - start, text

@@ -37,7 +37,7 @@ from .config import KNNLanguageModelingConfig, check_dump_flags, refuse_idle_fla
 from .context import check_lengths, trained_length, warn_of_long_context, warn_of_other_context
 from .dump_preparation import DumpedText, prepare_dump
 from .dumping import DumpBatches
-from .eval_lm import GroupedBatches, ScoredBatches, install_scorer, load_several_models
+from .eval_lm import GroupedBatches, Groups, ScoredBatches, install_scorer, load_several_models
 from .gating import attach, open_gate, open_gated_memories, with_gate_values
 from .generating import GeneratingTask
 from .scorer import KNNSequenceScorer
@@ -138,6 +138,10 @@ class KNNLanguageModelingTask(GeneratingTask):
         blocks = ContextBlockDataset(dataset, self.args.tokens_per_sample, context_window, ranges, joined)
         return self.get_batch_iterator(dataset=blocks, **sizes).next_epoch_itr(shuffle=False)
 
+    def _grouped(self, batches_of: Callable[[ReadingPlan], Any], plan: ReadingPlan, tokens: int) -> Groups:
+        """The batches of a plan as samples that predict about so many tokens each."""
+        return GroupedBatches(batches_of(plan), tokens, plan)
+
     def _model_memory(self) -> int:
         """How many tokens before a block the model must have read. None: a block brings its own context."""
         return 0
@@ -155,9 +159,9 @@ class KNNLanguageModelingTask(GeneratingTask):
         """What eval_lm iterates over to write the missing shards of a part."""
         check_dump_flags(self.args, self.targets, len(self.models))
 
-        def groups_of(ranges: list[tuple[int, int]]) -> GroupedBatches:
+        def groups_of(ranges: list[tuple[int, int]]) -> Groups:
             reading = ReadingPlan.of(rows, ranges, self._model_memory())
-            return GroupedBatches(batches_of(reading), self._group_tokens(), reading)
+            return self._grouped(batches_of, reading, self._group_tokens())
 
         own_part = partial(contiguous_part, num_parts=num_parts, part=part)
         text = DumpedText(rows, own_part, self._source(context_window), len(self.target_dictionary), self._bos_tokens)
@@ -209,7 +213,7 @@ class KNNLanguageModelingTask(GeneratingTask):
             return KNNSequenceScorer(dictionary, softmax_batch, memories, save, self._bos_tokens, gate, counts)
 
         tokens = max([self._group_tokens(), *(memory.preferred_queries for memory in memories)])
-        groups = GroupedBatches(batches_of(plan), tokens, plan)
+        groups = self._grouped(batches_of, plan, tokens)
         return ScoredBatches(groups, install_scorer(make_scorer), plan, self._split_path(self.split))
 
     def _open_cache(self, memories: list[Memory], plan: ReadingPlan, gate: Gate | None) -> ContinuousCache:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..data.characters import is_character_level
 from ..data.context_blocks import own_positions
+from ..data.lane_reading import in_lanes, rows_in_order
 from ..data.text_counts import TextCounts
 from ..errors import resumable
 from ..keys import Model, join
@@ -87,21 +88,23 @@ class KNNSequenceScorer(SequenceScorer):
 
     def _hypotheses(self, batches: list[dict], scores: Tensor) -> list:
         """fairseq's result: for each row its tokens and their scores."""
+        if in_lanes(batches):
+            rows = rows_in_order(batches)
+        else:
+            rows = [row[mask] for batch in batches for row, mask in zip(batch["target"], own_positions(batch))]
         hypotheses = []
-        for batch in batches:
-            for row, mask in zip(batch["target"], own_positions(batch)):
-                tokens = row[mask]
-                count = len(tokens) - self._skip
-                own_scores, scores = scores[:count], scores[count:]
-                own_scores = F.pad(own_scores, (self._skip, 0))  # fairseq takes these off again
-                hypothesis = {
-                    "tokens": tokens,
-                    "score": own_scores.mean(),
-                    "attention": None,
-                    "alignment": None,
-                    "positional_scores": own_scores,
-                }
-                hypotheses.append([hypothesis])
+        for tokens in rows:
+            count = len(tokens) - self._skip
+            own_scores, scores = scores[:count], scores[count:]
+            own_scores = F.pad(own_scores, (self._skip, 0))  # fairseq takes these off again
+            hypothesis = {
+                "tokens": tokens,
+                "score": own_scores.mean(),
+                "attention": None,
+                "alignment": None,
+                "positional_scores": own_scores,
+            }
+            hypotheses.append([hypothesis])
         return hypotheses
 
     def finish(self) -> None:

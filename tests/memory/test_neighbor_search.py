@@ -5,17 +5,21 @@ import json
 import numpy as np
 import pytest
 import torch
-from stores import make_store
+from stores import keys_of, make_store
 
 from fairseq_knnlm.cli.verification import verify_folder
 from fairseq_knnlm.criterions.label_sources import NeighborLabels
 from fairseq_knnlm.data.neighbor_table import NeighborTable
-from fairseq_knnlm.datastore import Datastore
+from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
+from fairseq_knnlm.datastore.key_codec import KeyForm
 from fairseq_knnlm.datastore.subsample import subsample
+from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.heads.objective import NeighborShares
 from fairseq_knnlm.index import build_index, open_index
+from fairseq_knnlm.memory.neighbor_recall import measure_recall
 from fairseq_knnlm.memory.neighbor_search import make_neighbors, search_outside
 from fairseq_knnlm.search import ExactSearch, ListSearch
+from fairseq_knnlm.search.own_text import place_queries
 
 
 @pytest.mark.parametrize("window", [0, 3, 50])
@@ -67,3 +71,85 @@ def test_a_table_keeps_the_weights_of_entries(tmp_path):
     (tmp_path / "old" / "neighbors.json").write_text(json.dumps(facts))
     make_neighbors(tmp_path / "old", plain, *asked[:1], ExactSearch(plain, "l2"), *asked[2:])
     assert NeighborTable(tmp_path / "old").log_weights(0, 50) is None
+# --- queries that are a part of the datastore's text -----------------------------------------------------------------
+
+
+def store_of(folder, values, text, first=0) -> Datastore:
+    """A datastore of these tokens; near positions have near keys, from ``first`` on, or random ones for None."""
+    keys = np.random.default_rng(3).normal(size=(len(values), 8)).astype(np.float32)
+    if first is not None:
+        keys[:, 0] = 20 * np.arange(first, first + len(values))
+    form = KeyForm(8, 8, "float32")
+    manifest = Manifest(
+        **form.facts(), entries=len(values), value_dtype="uint16", key="output", layer=0,
+        source={"data_sha256": text, "tokens_per_sample": 20}, shards=plan_shards([len(values)]),
+    )  # fmt: skip
+    writer = DatastoreWriter(folder, manifest, None)
+    output = writer.open_shard(writer.missing_shards()[0])
+    output.append(keys, values)
+    output.commit()
+    writer.finish()
+    return Datastore(folder)
+
+
+TEXT = np.random.default_rng(5).zipf(1.3, 3000).clip(max=400)
+
+
+@pytest.mark.parametrize("start, stop", [(0, 500), (1234, 2000), (2990, 3000)])
+@pytest.mark.parametrize("thinned", ["neither", "queries", "datastore"])
+def test_a_part_is_placed(tmp_path, start, stop, thinned):
+    if thinned == "datastore" and stop - start < 100:
+        pytest.skip("hardly any entries to recognise it by")
+    store, part = store_of(tmp_path / "store", TEXT, "whole"), store_of(tmp_path / "part", TEXT[start:stop], "part")
+    if thinned == "queries":
+        part = subsample(part, 0.7, 1, tmp_path / "thin")
+    if thinned == "datastore":
+        store = subsample(store, 0.7, 1, tmp_path / "thin")
+    placed = place_queries(store, part)
+    own = np.arange(stop - start) if part.positions is None else part.positions
+    np.testing.assert_array_equal(placed.positions, start + own)
+    assert f"tokens {start:,} to {start + own[-1]:,}" in placed.sentence
+
+
+def test_a_part_that_reaches_over_an_end_and_one_that_was_cut_inside_a_line(tmp_path):
+    store = store_of(tmp_path / "store", TEXT[500:], "whole")
+    over = store_of(tmp_path / "over", TEXT[:1500], "over")
+    placed = place_queries(store, over)
+    np.testing.assert_array_equal(placed.positions, np.arange(1500) - 500)
+    assert "holds 1,000 of 1,500" in placed.sentence
+    cut = store_of(tmp_path / "cut", np.append(TEXT[500:1100], 2), "cut")
+    np.testing.assert_array_equal(place_queries(store, cut).positions, np.arange(601))
+
+
+def test_what_cannot_be_placed_is_refused_and_another_text_is_not(tmp_path):
+    store = store_of(tmp_path / "store", TEXT, "whole")
+    pieces = store_of(tmp_path / "pieces", np.concatenate([TEXT[2000:2500], TEXT[100:600]]), "pieces")
+    with pytest.raises(KnnlmError, match="not in one piece"):
+        place_queries(store, pieces)
+    other = np.random.default_rng(6).zipf(1.3, 3000).clip(max=400)
+    assert place_queries(store, store_of(tmp_path / "other", other, "other", 9)).positions is None
+    quoting = np.concatenate([other[:2000], TEXT[:400], other[2000:]])
+    placed = place_queries(store, store_of(tmp_path / "quoting", quoting, "quoting"))
+    assert placed.positions is None and "are taken for different texts" in placed.sentence
+
+
+def test_a_table_of_a_part_leaves_out_self_and_window(tmp_path):
+    store, part = store_of(tmp_path / "store", TEXT, "whole"), store_of(tmp_path / "part", TEXT[700:1000], "part", 700)
+    make_neighbors(tmp_path / "table", store, part, ExactSearch(store, "l2"), 3, {}, None, (0, 1))
+    ids = np.load(tmp_path / "table/ids-00000.npy")
+    assert np.abs(ids - np.arange(700, 1000)[:, None]).min() == 21  # the window is a sequence of 20
+
+
+def test_recall_against_brute_force(tmp_path):
+    store = store_of(tmp_path / "store", TEXT[:2000], "text", first=None)
+    index = open_index(store, build_index(store, "IVF16,Flat", "l2"))
+    engine_of = {nprobe: ListSearch(index, store, "l2", nprobe) for nprobe in (1, 16)}
+    found = measure_recall(store, store, engine_of.get, 4, "l2", 5, 300, (1, 16), seed=2)
+    exact, few, all_lists = found
+    assert exact.first == exact.among_k == all_lists.first == 1.0 and all_lists.among_k > 0.999
+    rows = np.sort(np.random.default_rng(2).permutation(2000)[:300])
+    keys = keys_of(store)
+    true, near = (search_outside(e, keys[rows], 4, rows, 5)[1] for e in (ExactSearch(store, "l2"), engine_of[1]))
+    assert few.among_k == pytest.approx(np.mean([len(set(a) & set(b)) / 4 for a, b in zip(true, near)]), abs=0.01)
+    assert 0.3 < few.among_k < 1 and few.first == pytest.approx((true[:, 0] == near[:, 0]).mean(), abs=0.01)
+    assert few.right_first == pytest.approx((store.values_of(near[:, 0]) == store.values_of(rows)).mean())

@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from commands import SPALM_SCORING, SPALM_TRAINING, eval_lm_here, fails_with, interactive_here, knnlm, run, sentence_of
+from commands import SPALM_SCORING, SPALM_TRAINING, eval_lm_here, fails_with, knnlm, run
 from fairseq import checkpoint_utils
 from reference import has_tie, knn_probability, load, mixture
 
 from fairseq_knnlm.data.neighbor_table import NeighborTable
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.errors import KnnlmError
+from fairseq_knnlm.saved_runs.format import SavePart
 
 
 def test_train_and_score(evaluate, corpus, spalm, neighbors, tokens):
@@ -42,13 +43,10 @@ def test_without_memory_a_segment_stands_alone(evaluate, corpus, spalm, neighbor
     np.testing.assert_allclose(ours.scores, scores, atol=1e-4)
 
 
-def test_a_user_sees_one_sentence(corpus, neighbors, spalm, tmp_path):
-    """fairseq-train as a process: the sentence, no traceback; and what fairseq-interactive raises."""
+def test_a_user_sees_one_sentence(corpus, tmp_path):
+    """fairseq-train as a process: the sentence, no traceback."""
     training = ["--save-dir", tmp_path, *SPALM_TRAINING, "--arch", "spalm_lm_tiny"]
     fails_with(run("fairseq-train", corpus, *training, check=False), "run knnlm neighbors, then give --neighbors")
-    sentence = sentence_of(interactive_here, corpus, spalm, ["w1 w2"], "--task", "spalm", "--neighbors", neighbors)
-    assert "SPALM cannot generate" in sentence
-    assert "fairseq-interactive --task knn_language_modeling --knn-datastore" in sentence
 
 
 def test_keys_are_in_corpus_order(corpus, xl, xl_store, dump, tokens, tmp_path):
@@ -107,3 +105,28 @@ def test_a_datastore_of_another_memory(evaluate, corpus, dump, xl, xl_store):
     np.testing.assert_allclose(ours.scores[clear], expected[clear], atol=1e-4)
     with pytest.raises(KnnlmError, match="instead of --context-window"):
         evaluate(corpus, xl, "--task", "spalm", "--tokens-per-sample", "64", "--context-window", "32")
+
+
+@pytest.mark.parametrize("model", ["xl", "spalm"])
+@pytest.mark.parametrize("memory", [32, 96])
+def test_lanes_equal_one_lane(evaluate, corpus, neighbors, model, memory, request, tmp_path):
+    """Scores, saved runs and keys, at the memory of training and at three times as much."""
+    flags = [*SPALM_SCORING, "--model-overrides", f"{{'memory_size': {memory}}}"]
+    flags += ["--neighbors", neighbors] if model == "spalm" else []
+    model = request.getfixturevalue(model)
+    found, keys = {}, {}
+    for lanes in (1, 6):
+        own = [*flags, "--batch-size", lanes]
+        saving = ["--knn-save", tmp_path / f"save{lanes}", "--knn-save-top", "3"]
+        found[lanes] = evaluate(corpus, model, *own, *saving).scores
+        dumping = ["--knn-key-dtype", "float32", "--knn-dump", tmp_path / f"{lanes}"]
+        eval_lm_here(corpus, model, *own, "--gen-subset", "valid", *dumping)
+        keys[lanes] = load(Datastore(tmp_path / f"{lanes}"))
+    np.testing.assert_allclose(found[6], found[1], atol=2e-5)
+    second = evaluate(corpus, model, *flags, "--num-shards", "2", "--shard-id", "1", "--knn-save", tmp_path / "half")
+    np.testing.assert_allclose(second.scores, found[1][-len(second.scores) :], atol=2e-5)
+    np.testing.assert_array_equal(keys[6][1], keys[1][1])
+    np.testing.assert_allclose(keys[6][0], keys[1][0], atol=1e-4)
+    saves = [SavePart.open(str(tmp_path / f"save{lanes}")) for lanes in (1, 6)]
+    for name in ("tokens", "lm"):
+        np.testing.assert_allclose(*(save.arrays[name] for save in saves), atol=2e-5)
