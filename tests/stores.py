@@ -9,16 +9,18 @@ DIM = 64
 
 
 def make_store(
-    folder, count, key_dtype="float16", seed=0, shard=400, dim=DIM, of_centre=False, weighted=False
+    folder, count, key_dtype="float16", seed=0, shard=400, dim=DIM, of_centre=False, weighted=False, text=None
 ) -> Datastore:
     """Keys around 40 centres, of which the first ``dim`` principal components are stored; values below 50.
 
     Args:
         of_centre: whether the value tells the centre, as in a datastore where neighbours are of use
         weighted: whether entries have weights, from 0.05 to 20
+        text: seed of another text around the same centres
     """
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(40, DIM))
+    rng = rng if text is None else np.random.default_rng(text)
     centre = rng.integers(0, 40, count)
     keys = (centers[centre] + 0.3 * rng.normal(size=(count, DIM))).astype(np.float32)
     values = centre if of_centre else rng.integers(0, 50, count)

@@ -188,7 +188,7 @@ def test_two_updates_by_hand():
 @pytest.mark.parametrize("method", ["retrieved", "learned"])
 def test_other_text_as_queries(store, lists, tmp_path, method):
     """Queries go to the list that they are nearest to, and nothing of it is their own."""
-    queries = make_store(tmp_path / "queries", 300, "float32", seed=0, of_centre=True)  # around the same centres
+    queries = make_store(tmp_path / "queries", 300, "float32", of_centre=True, text=7)
     walk = ListWalk(store, "IVF4,Flat")
     nearest = walk.find_lists(queries)
     centroids = walk._index.quantizer.reconstruct_n(0, 4)
