@@ -25,8 +25,10 @@ EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
 PAGES = (
     "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "pruning",
-    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "hugging_face", "prototypes",
+    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "spalm_words", "spalm_characters",
+    "hugging_face", "prototypes",
 )  # fmt: skip
+COMPARISONS = ("spalm_words", "spalm_characters")  # by examples/spalm/compare.py
 
 
 class Runner:
@@ -157,15 +159,20 @@ def report() -> str:
         lines += ["", "Spread over a Ray cluster: [results/cluster.md](results/cluster.md)."]
     for page in PAGES:
         if (folder / f"{page}.json").exists():
-            if page in ("spalm", "hugging_face"):
-                _write(sys.executable, EXAMPLES / page / "page.py", "--report", folder)
-            elif page == "prototypes":
-                _write(sys.executable, EXAMPLES / "prototypes/run.py", "--report", "--out", folder)
-            else:
-                _write(sys.executable, EXAMPLES / f"papers/{page}.py", "--report", "--out", folder)
+            _write(sys.executable, *writer_of(page, folder))
             text = (folder / f"{page}.md").read_text().strip()
             lines += ["", re.sub(r"\]\((\S+\.svg)\)", r"](results/\1)", text)]  # its plots lie beside it
     return "\n".join(lines) + "\n"
+
+
+def writer_of(page: str, folder: Path) -> list[object]:
+    """The script with its arguments that writes a page of PAGES in a folder, from the JSON there."""
+    if page in ("spalm", "hugging_face"):
+        return [EXAMPLES / page / "page.py", "--report", folder]
+    if page in COMPARISONS:
+        return [EXAMPLES / "spalm/compare.py", "--report", "--name", page, "--out", folder]
+    recipe = EXAMPLES / ("prototypes/run.py" if page == "prototypes" else f"papers/{page}.py")
+    return [recipe, "--report", "--out", folder]
 
 
 def _write(*command: object) -> None:

@@ -23,6 +23,7 @@ from fairseq_knnlm.memory.base import MemoryFacts
 from fairseq_knnlm.mixture.gate import GateFacts, GateMemory
 from fairseq_knnlm.prototypes.embeddings import EmbeddingFacts
 from fairseq_knnlm.saved_runs.format import RunFacts
+from fairseq_knnlm.tasks.spalm import SPALMTaskConfig
 from tools import reference
 
 DOCS = REPO / "docs"
@@ -62,6 +63,7 @@ def test_every_flag_is_in_the_reference(generated):
     parsed = options.parse_args_and_arch(options.get_eval_lm_parser(), arguments)
     flags = {f"--{name.replace('_', '-')}" for name in vars(parsed) if name.startswith("knn_")}
     documented = re.findall(r"^### `(--knn-\S+)`$", generated[reference.REFERENCE / "flags.md"], re.MULTILINE)
+    flags |= {f"--{name.name.replace('_', '-')}" for name in fields(SPALMTaskConfig) if name.name.startswith("knn_")}
     assert len(flags) > 20 and set(documented) == flags and len(documented) == len(flags)
 
 

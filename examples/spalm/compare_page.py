@@ -139,9 +139,10 @@ def page(results: dict, notes: str, plots: list[tuple[str, str]]) -> str:
         f"{results['train_tokens']:,} tokens for {results['updates']:,} updates of "
         f"{settings['lanes'] * settings['segment']:,} tokens; {results['parameters']['xl']:,} parameters without and "
         f"{results['parameters']['spalm']:,} with SPALM's gate; seeds {', '.join(map(str, seeds))}: mean and standard "
-        f"deviation. Neighbours (K = {settings['k']}) of a frozen LM in its datastore of {results['entries']:,} entries. "
-        f"Scored are {results['tokens']:,} tokens, the second half of valid, with a memory of {settings['memory']} "
-        f"states as in training, and of {results['test_memory']} times as many; kNN was tuned on the first half.",
+        f"deviation. Neighbours (K = {settings['k']}) of a frozen LM in its datastore of {results['entries']:,} "
+        f"entries. Scored are {results['tokens']:,} tokens, the second half of valid, with a memory of "
+        f"{settings['memory']} states as in training, and of {results['test_memory']} times as many; kNN was "
+        "tuned on the first half.",
         table(*_main_table(results), markdown=True),
         notes,
         "How often the token is among its first neighbours:",

@@ -13,8 +13,9 @@ from .model_flags import add_model_arguments, hint, load
 from .parsing import Add, CommandParser
 
 if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
     from ..inspector.collect import Inspector
-    from ..mixture.text import TextScorer
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ def _add_inspect_arguments(parser: CommandParser) -> None:
     parser.add_argument("--from", dest="start", type=int, default=0, metavar="N", help="first token of the split")
     parser.add_argument("--tokens", type=int, default=500, metavar="M", help="how many (default: %(default)s)")
     parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="(default: %(default)s)")
+    parser.add_argument(
+        "--key-lm", metavar="CHECKPOINT",
+        help="where --path is a SPALM: the frozen LM that made --datastore, whose neighbours SPALM reads",
+    )  # fmt: skip
+    parser.add_argument("--segment", type=int, default=512, help="of a SPALM, as in training (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="of --serve; any other lets the network in")
     parser.add_argument("--port", type=int, default=8765, help="of --serve (default: %(default)s)")
 
@@ -49,12 +55,15 @@ def inspect(args: argparse.Namespace) -> int:
         raise KnnlmError("--split is a split of --data; give that, too")
     if args.split and (args.start < 0 or args.tokens < 1):
         raise KnnlmError("--from must be 0 or more and --tokens 1 or more")
+    if args.key_lm:
+        return _inspect_spalm(args)
     scorer = load(args)
     inspector = Inspector.of(scorer, checkpoint=args.path)
     if args.serve:
         return _serve(inspector, args)
     if args.split:
-        sequences, context, total = _split_tokens(args, scorer)
+        limit = scorer.model.max_positions() or 512
+        sequences, context, total = _split_tokens(args, scorer.dictionary, limit // 2)
         last = args.start + len(sequences[0]) - context - 1
         data = inspector.inspect(sequences, context, split=args.split, first=args.start, last=last, total=total)
     else:
@@ -69,18 +78,54 @@ def inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _split_tokens(args: argparse.Namespace, scorer: "TextScorer") -> tuple[list[list[int]], int, int]:
-    """Tokens of a split with what comes before them; how many of them that is; and how many the split has."""
+def _inspect_spalm(args: argparse.Namespace) -> int:
+    """A page of a SPALM with its gate and its neighbours."""
+    from ..inspector.page import build_page
+    from ..inspector.spalm_collect import SPALMInspector
+    from ..tasks.spalm_generation import load_spalm
+
+    if args.serve:
+        raise KnnlmError("--serve is for kNN-LMs; look at a SPALM with --text or --split")
+    if not (args.data and args.knn_datastore):
+        raise KnnlmError("a SPALM needs --data, the folder of its dict.txt, and --datastore; give both")
+    if args.segment < 1:
+        raise KnnlmError(f"--segment must be 1 or more, not {args.segment}")
+    model, neighbors = load_spalm(args)
+    inspector = SPALMInspector(model.decoder, neighbors, model.decoder.dictionary, args.segment)
+    if args.split:
+        before = model.decoder.reach(args.segment) + args.segment
+        ((tokens,), context, total) = _split_tokens(args, model.decoder.dictionary, before)
+        last = args.start + len(tokens) - context - 1
+        place = {"split": args.split, "first": args.start, "last": last, "total": total}
+        data = inspector.inspect(tokens, context, checkpoint=args.path, **place)
+    else:
+        from ..data.text_encoding import DictionaryText
+
+        text = [token for line in DictionaryText(model.decoder.dictionary).sequences(args.text) for token in line]
+        data = inspector.inspect(text, checkpoint=args.path)
+    write_text(args.output, build_page(data))
+    about = data["about"]
+    print(
+        f"{args.output}: {len(data['tokens']):,} tokens, perplexity {about['lm']:.2f} without neighbours, "
+        f"{about['mix']:.2f} SPALM"
+    )
+    return 0
+
+
+def _split_tokens(
+    args: argparse.Namespace, dictionary: "Dictionary", before: int
+) -> tuple[list[list[int]], int, int]:
+    """Tokens of a split with up to so many before them; how many of these there are; and how many the split has."""
     from fairseq.data import data_utils
 
     path = Path(args.data) / args.split
-    lines = data_utils.load_indexed_dataset(str(path), scorer.dictionary)
+    lines = data_utils.load_indexed_dataset(str(path), dictionary)
     if lines is None:
         raise KnnlmError(f"there is no split {path}; run fairseq-preprocess, or choose another --split")
     total = int(lines.sizes.sum())
     if args.start >= total:
         raise KnnlmError(f"the split has {total:,} tokens, so --from {args.start:,} is behind its end; use less")
-    begin = max(0, args.start - (scorer.model.max_positions() or 512) // 2)
+    begin = max(0, args.start - before)
     stop = min(args.start + args.tokens, total)
     ends = np.cumsum(lines.sizes)
     first, last = np.searchsorted(ends, [begin, stop - 1], side="right")

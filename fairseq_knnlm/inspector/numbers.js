@@ -7,6 +7,8 @@
 // about.stores has each datastore's lambda, temperature and `temperatures`. Numbers that JSON does not know are
 // the strings "inf", "-inf" and "nan".
 //
+// about.kind is "spalm" for a SPALM, see spalm_collect.py; it has no p, z, of and temperatures.
+//
 // Settings: {lambdas: [one per datastore], stops: [place in its `temperatures`]}.
 
 const real = (value) => ({ inf: Infinity, "-inf": -Infinity, nan: NaN })[value] ?? value;

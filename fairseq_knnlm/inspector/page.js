@@ -27,6 +27,12 @@ function facts(box, pairs) {
 }
 const word = (number) => data.words[number];
 
+// SPALM has no mixture of probabilities: its gate mixes the network's own state with the retrieved tokens.
+const isSpalm = () => data.about.kind === "spalm";
+const names = () => isSpalm()
+  ? { lm: "without neighbours", mix: "SPALM", knn: "share of the token among them", weight: "from the neighbours (1 \u2212 gate)" }
+  : { lm: "LM", mix: "kNN-LM", knn: "p kNN", weight: "lambda" };
+
 // --- header ----------------------------------------------------------------------------------------------------------
 
 function showSource() {
@@ -49,19 +55,21 @@ function showSummary() {
   const change = Number.isFinite(mix / lm) ? ` (${signed(100 * (mix / lm - 1), 1)}%)` : "";
   const helped = gains.filter((gain) => gain > 0).length / gains.length;
   facts(byId("summary"), [
-    ["tokens", whole(data.tokens.length)], ["perplexity, LM", fixed(lm, 2)], ["perplexity, kNN-LM", fixed(mix, 2) + change],
+    ["tokens", whole(data.tokens.length)], [`perplexity, ${names().lm}`, fixed(lm, 2)], [`perplexity, ${names().mix}`, fixed(mix, 2) + change],
     ["tokens helped", percent(helped)],
     ...about.stores.map((store, number) => [store.name, [
       ...(store.rows ? [`head (${store.kind})`, `${whole(store.rows)} rows`] : [`${whole(store.entries)} entries`, `k ${store.k}`]),
       ...(store.index ? [`index ${store.index}`] : []),
       ...(store.nprobe && store.index !== "flat" ? [`nprobe ${store.nprobe}`] : []), ...(store.far ? [`far ${store.far}`] : []),
-      lambdaText(number), `temperature ${short(temperatureAt(store, settings.stops[number]))}`,
+      ...(isSpalm() ? [`${names().weight} ${short(meanLambda(number))} on average`]
+        : [lambdaText(number), `temperature ${short(temperatureAt(store, settings.stops[number]))}`]),
     ].join(", ")]),
   ]);
   const known = gains.filter((gain) => !Number.isNaN(gain)).map(bounded);
   const up = known.filter((gain) => gain > 0), down = known.filter((gain) => gain <= 0);
   const mean = (some) => signed(some.length ? sum(some) / some.length : 0, 2);
-  byId("balance").textContent = `${percent(up.length / known.length)} of the tokens gain, ${mean(up)} nats on average. The others pay `
+  byId("balance").textContent = isSpalm() ? `${percent(up.length / known.length)} of the tokens gain by their neighbours, ${mean(up)} `
+    + `nats on average, and the others lose ${mean(down)}. Together: ${mean(known)} nats per token.` : `${percent(up.length / known.length)} of the tokens gain, ${mean(up)} nats on average. The others pay `
     + `for the mixture, ${mean(down)} on average and ${fixed(largestPrice(), 2)} at most, which is log(1 \u2212 lambda). `
     + `Together: ${mean(known)} nats per token.`;
 }
@@ -176,9 +184,9 @@ function showDetail(number) {
   body.textContent = "";
   body.append(element("p", { class: "change" }, `p ${probability(lm)} \u2192 ${probability(mix)}`),
     element("h3", {}, "Nearest training contexts"), token.near.length ? neighborTable(number) : element("p", {}, "none"),
-    element("h3", {}, "Probabilities"), facts(element("dl"), [["p LM", probability(lm)], ["p kNN", probability(knn)],
-      ["p mixture", probability(mix)], ["lambda", lambdasOf(token, settings, asScored).map(short).join(", ") || "0"], ["gain, nats", fixed(gain, 3)]]),
-    element("h3", {}, "What the LM expected"), element("table", { class: "expected" }, element("tbody", {}, ...token.top.map(([w, p]) =>
+    element("h3", {}, "Probabilities"), facts(element("dl"), [[`p ${names().lm}`, probability(lm)], [names().knn, probability(knn)],
+      [isSpalm() ? "p SPALM" : "p mixture", probability(mix)], [names().weight, lambdasOf(token, settings, asScored).map(short).join(", ") || "0"], ["gain, nats", fixed(gain, 3)]]),
+    element("h3", {}, isSpalm() ? "What SPALM expected" : "What the LM expected"), element("table", { class: "expected" }, element("tbody", {}, ...token.top.map(([w, p]) =>
       element("tr", {}, element("td", { class: w === token.w ? "hit" : "" }, word(w)), element("td", { class: "number" }, probability(p)))))));
   byId("sheet").hidden = false;
 }

@@ -77,6 +77,8 @@ class LiveNeighbors:
         return self._extractor.run(self.model, {"src_tokens": source.to(self._device), "src_lengths": lengths})
 
     def _search(self, keys: Tensor) -> Found:
+        if self.datastore.manifest.key_dtype != "float32":
+            keys = keys.half()  # as a dump of the same text would hold them, for the same neighbours to the last one
         queries = self.datastore.codec.project(keys.float().cpu().numpy())
         distances, ids = search_outside(self.engine, queries, self.k, None, 0)
         tokens = np.where(ids >= 0, self.datastore.values_of(ids).astype(np.int64), -1)

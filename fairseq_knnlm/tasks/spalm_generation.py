@@ -39,6 +39,19 @@ def open_key_lm(args: Any, decoder: SPALMDecoder) -> LiveNeighbors:
     return open_live_neighbors(args, key_lm, dictionary_facts(decoder.dictionary), decoder.neighbors_used)
 
 
+def load_spalm(args: Any) -> tuple[Model, LiveNeighbors]:
+    """A SPALM (args.path, args.data) with its live neighbours (args.key_lm and the --knn- flags)."""
+    _, model = load_model(args.path, KNNLanguageModelingConfig(data=args.data))
+    if not isinstance(model.decoder, SPALMDecoder) or not model.decoder.neighbors_used:
+        raise KnnlmError(f"{args.path} is no SPALM that reads neighbours; leave out --key-lm")
+    config = KNNLanguageModelingConfig(data=args.data)
+    for name, value in vars(args).items():
+        if name.startswith("knn_"):
+            setattr(config, name, value)
+    config.knn_key_lm = args.key_lm  # type: ignore[attr-defined]
+    return model, open_key_lm(config, model.decoder)
+
+
 def live_model(args: Any, model: Any) -> LiveSPALM:
     """A model for fairseq's generator out of a checkpoint of spalm_lm or transformer_xl_lm."""
     decoder, neighbors = model.decoder, None

@@ -41,4 +41,5 @@ def test_comparison(corpus, adaptive_model, tmp_path):
     del steps["train-xl-1"]
     (tmp_path / "work/steps.json").write_text(json.dumps(steps))
     again = run()
-    assert re.findall(r"^\[(\S+)\] took", again, re.MULTILINE) == ["train-xl-1"]  # which finds its last checkpoint, and has nothing left to do
+    # It finds its last checkpoint, and has nothing left to do.
+    assert re.findall(r"^\[(\S+)\] took", again, re.MULTILINE) == ["train-xl-1"]
