@@ -28,7 +28,7 @@ from .remote_visitor import NodeFinder, RemoteVisitor, Traffic
 
 logger = logging.getLogger(__name__)
 
-# Queries are sent in parts while the model works on the next ones. More parts hide more of the search behind the model;
+# Queries are sent in parts while the model works on the next ones, on another node. More parts hide more of the search behind the model;
 # but a list is read and decoded once for each part, which pays if so many queries of it visit the list.
 VISITS_OF_A_LIST = 128
 LEAST_PARTS = 4  # of a whole group
@@ -57,7 +57,8 @@ class RaySearch(ListSearch):
         self.traffic = Traffic()
         super().__init__(index, datastore, info.metric, nprobe, lists, far, precision=precision, rule=rule)
         self.early_lists = None  # an actor sees its own lists only, so it does not know which rank they have
-        self.part_queries = part_queries(self.ivf.nlist, self.nprobe, self.preferred_queries)
+        if is_elsewhere(places, ray.get_runtime_context().get_node_id()):
+            self.part_queries = part_queries(self.ivf.nlist, self.nprobe, self.preferred_queries)
         self._pool = ThreadPoolExecutor(2 * len(self.visitors))
         self._for_each_visitor(RemoteVisitor.ready)
 
@@ -106,6 +107,14 @@ class RaySearch(ListSearch):
         """End the actors. They also end when nobody holds this engine any more."""
         for visitor in self.visitors:
             visitor.close()
+
+
+def is_elsewhere(places: list[Seat], own_node: str) -> bool:
+    """Whether some actor is on another node than the model, so that both can work at the same time.
+
+    On one node they would share its processors: nothing is gained, and lists are read once for each part of the queries.
+    """
+    return any(seat.node.id != own_node for seat in places)
 
 
 def part_queries(lists: int, nprobe: int, group: int) -> int:

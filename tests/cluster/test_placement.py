@@ -10,7 +10,7 @@ from fairseq_knnlm.cluster.connection import check_address, describe
 from fairseq_knnlm.cluster.node_facts import own_facts, parse_processors, sockets
 from fairseq_knnlm.cluster.nodes import Node, check_copies, check_software
 from fairseq_knnlm.cluster.placement import check_memory, choose_device, seats, share_lists
-from fairseq_knnlm.cluster.ray_search import part_queries
+from fairseq_knnlm.cluster.ray_search import is_elsewhere, part_queries
 from fairseq_knnlm.errors import KnnlmError
 
 GB = 10**9
@@ -110,6 +110,11 @@ def test_addresses(address):
 def test_queries_of_a_part():
     assert part_queries(16_384, 32, 1 << 20) == 65_536  # 128 visits of each list
     assert part_queries(262_144, 32, 262_144) == 65_536 and part_queries(4, 4, 3) == 1  # at least four parts
+
+
+def test_the_model_works_ahead_of_other_nodes_only():
+    assert not is_elsewhere(seats([node(1, actors=3)], "cpu"), "1")
+    assert is_elsewhere(seats([node(1), node(2)], "cpu"), "1") and is_elsewhere(seats([node(2)], "cpu"), "1")
 
 
 def test_processors():
