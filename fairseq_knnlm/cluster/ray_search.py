@@ -28,8 +28,9 @@ from .remote_visitor import NodeFinder, RemoteVisitor, Traffic
 
 logger = logging.getLogger(__name__)
 
-# Queries are sent in parts while the model works on the next ones, on another node. More parts hide more of the search behind the model;
-# but a list is read and decoded once for each part, which pays if so many queries of it visit the list.
+# Queries are sent in parts while the model works on the next ones, if that is on another node. More parts hide more of
+# the search behind the model; but a list is read and decoded once for each part, which pays if so many queries of it
+# visit the list.
 VISITS_OF_A_LIST = 128
 LEAST_PARTS = 4  # of a whole group
 
@@ -112,7 +113,7 @@ class RaySearch(ListSearch):
 def is_elsewhere(places: list[Seat], own_node: str) -> bool:
     """Whether some actor is on another node than the model, so that both can work at the same time.
 
-    On one node they would share its processors: nothing is gained, and lists are read once for each part of the queries.
+    On one node they would share its processors: nothing is gained, and lists are read once for each part of them.
     """
     return any(seat.node.id != own_node for seat in places)
 
