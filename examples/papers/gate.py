@@ -35,7 +35,7 @@ def measure(recipe: Recipe) -> dict:
     for number, (label, without) in enumerate(mixtures.items()):
         gate = recipe.work / f"gate{number}.gate"
         words = ["knnlm", "gate", halves[0], "-o", gate, "--report", halves[1], *without, "--json"]
-        rows.append({"label": label, **json.loads(recipe.run(*words))})
+        rows.append({"label": label, **json.loads(recipe.anywhere(recipe.run(*words)))})
     return {"rows": rows, "skip": [skip(recipe, flags, share) for share in SHARES]}
 
 
