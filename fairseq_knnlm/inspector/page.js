@@ -51,6 +51,7 @@ const largestPrice = () => hasGate() ? Math.min(...data.tokens.map((_, number) =
 
 function showSummary() {
   const about = data.about, gains = values.map((value) => value.gain);
+  if (isSpalm()) document.title = document.querySelector("h1").textContent = "What SPALM retrieved";
   const lm = real(about.lm), mix = asScored ? real(about.mix) : perplexityOf(values.map((value) => value.mix));
   const change = Number.isFinite(mix / lm) ? ` (${signed(100 * (mix / lm - 1), 1)}%)` : "";
   const helped = gains.filter((gain) => gain > 0).length / gains.length;
