@@ -1,8 +1,6 @@
 """A trained neural editor with its prototypes, outside of fairseq-train."""
 
-import pickle
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +10,7 @@ from ..data.sentences import Sentences
 from ..errors import KnnlmError
 from ..models.sparse_editor import SparseEditor
 from ..prototypes.prototype_set import PrototypeSet, select_prototypes
+from .checkpoint_errors import one_sentence_for
 from .sparse_prototypes import SparsePrototypesTask
 
 
@@ -44,21 +43,10 @@ class LoadedEditor:
 
 def load_editor(path: str, data: str, embeddings: str | None) -> LoadedEditor:
     """A checkpoint of ``sparse_editor``, with the data and the embeddings that it was trained on."""
-    if not Path(path).is_file():
-        raise KnnlmError(f"there is no checkpoint {path}; give a file that fairseq-train wrote")
-    try:
+    advice = "give a checkpoint of --arch sparse_editor, and the data that it was trained on"
+    with one_sentence_for(path, advice):
         overrides = {"data": data, **({"embeddings": embeddings} if embeddings else {})}
         (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
-    except KnnlmError:
-        raise
-    except Exception as error:  # a file that is no checkpoint, or of another model, makes fairseq raise nearly anything
-        reason = " ".join(str(error).split())
-        if isinstance(error, pickle.UnpicklingError):  # whose advice is to switch the safety off
-            reason = "it is no checkpoint, or holds objects that could run code"
-        raise KnnlmError(
-            f"{path} cannot be loaded with this data ({reason:.200}); give a checkpoint of --arch sparse_editor, and "
-            "the data that it was trained on"
-        ) from error
     if not isinstance(model, SparseEditor):
         raise KnnlmError(f"{path} is a {type(model).__name__}, not a sparse_editor; give another checkpoint")
     if torch.cuda.is_available():

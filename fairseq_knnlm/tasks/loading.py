@@ -1,6 +1,5 @@
 """Loading a checkpoint with its dictionary and its memories outside of the fairseq commands."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..models import spalm_lm  # noqa: F401  registers spalm_lm and transformer_
 from ..models.hf_causal_lm import HFCausalLM
 from ..models.hf_loading import HFFolder
 from ..original.importer import ModelFacts
+from .checkpoint_errors import one_sentence_for
 from .config import KNNLanguageModelingConfig
 from .gating import open_mixture
 from .knn_language_modeling import KNNLanguageModelingTask
@@ -47,20 +47,8 @@ def _load_checkpoint(path: str | Path, config: KNNLanguageModelingConfig) -> tup
         raise KnnlmError(
             f"{config.data} has no readable dict.txt ({error}); give the binarised data's folder"
         ) from error
-    if not Path(path).is_file():
-        raise KnnlmError(f"there is no checkpoint {path}; give a file that fairseq-train wrote")
-    try:
+    with one_sentence_for(path, "give a file that fairseq-train wrote, and the data that it was trained on"):
         (model,), _ = checkpoint_utils.load_model_ensemble([str(path)], task=task)
-    except KnnlmError:
-        raise
-    except Exception as error:  # a file that is no checkpoint, or of another model, makes fairseq raise nearly anything
-        reason = " ".join(str(error).split())
-        if isinstance(error, pickle.UnpicklingError):  # whose advice is to switch the safety off
-            reason = "it is no checkpoint, or holds objects that could run code"
-        raise KnnlmError(
-            f"{path} cannot be loaded as a checkpoint of this data ({reason:.200}); give a file that fairseq-train "
-            "wrote, and the data that it was trained on"
-        ) from error
     return task, model
 
 

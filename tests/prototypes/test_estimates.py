@@ -200,7 +200,7 @@ def test_one_sentence_for_each_mistake(capsys, five, tmp_path):
     active = ["prototypes", "active", "--path", other, "--data", data]
     assert "there is no checkpoint" in error_of(capsys, *active)
     other.write_text("no checkpoint")
-    assert "cannot be loaded with this data" in error_of(capsys, *active)
+    assert "cannot be loaded as a checkpoint of this data" in error_of(capsys, *active)
 
 
 # --- embeddings -----------------------------------------------------------------------------------------------------
