@@ -1,7 +1,7 @@
 """A walk through the inverted lists of a datastore: near entries are in one list, so a list is all that is looked at.
 
-All distances within a list of some 640 entries are one small matrix product, and those of 10 million entries 16,000 of
-them: what a search for the neighbours of every entry would find in hours is found in a minute.
+All distances within a list of some 640 entries are one small matrix product, so the whole datastore is as many products
+as there are lists, instead of a search for every entry.
 """
 
 import logging
@@ -159,8 +159,8 @@ def square_distances(one: Tensor, other: Tensor) -> Tensor:
 def parts_of_runs(run_ends: np.ndarray, most: int = MOST_ENTRIES) -> Iterator[tuple[int, int, int, int]]:
     """Cut the entries of a list into parts of whole runs, at most so many each, and long runs into pieces.
 
-    Example with at most 5 entries and runs that end at 2, 4, 13: (0, 4, 0, 1) holds two whole runs, then come the three
-    pieces of the third: (4, 9, 0, 3), (9, 14, ...) and so on, as even as they can be.
+    Example with at most 5 entries and runs that end at 2, 4, 13: (0, 4, 0, 1) holds two whole runs, then come the two
+    pieces of the third, as even as they can be: (4, 8, 0, 2) and (8, 13, 1, 2).
 
     Yields:
         the first entry, the one after the last, which piece of a run it is, and of how many
