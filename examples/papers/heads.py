@@ -3,8 +3,9 @@
     python examples/papers/heads.py DATA CHECKPOINT WORK [--only NAME ...] [--epochs 2] [--fraction 0.25]
 
 (Xu et al., sections 4.1 and 4.2, appendices B and C; the last row is beyond the paper.) Each head is learnt from the
-pairs of a datastore of train, stopped on the first half of valid, its weight tuned there, and reported on the second
-half. att is the state before the last feed-forward layer, ffn the state that the LM's own softmax sees.
+pairs of a datastore of train, stopped on the first tokens of valid, its weight tuned on the first half of valid, and
+reported on the second half. att is the state before the last feed-forward layer, ffn the state that the LM's own
+softmax sees.
 """
 
 import json
@@ -34,6 +35,7 @@ HEADS = {
     "att network, distilled": ("att", ["--kind", "network", "--imitate", "TABLE"]),
 }
 NEIGHBORS = "32"
+SPEED_PARTS = 10  # of valid, one of which is scored for its speed
 
 
 class HeadRecipe:
@@ -47,11 +49,12 @@ class HeadRecipe:
         return self.recipe.dump(self.work / ("datastore" if key == "att" else f"datastore-{key}"), *_key(key))
 
     def valid(self, key: str) -> tuple[Path, int]:
-        """A datastore of valid, and half its entries."""
+        """A datastore of valid, and how many entries of its first half tell when to stop."""
         folder = self.work / f"valid-{key}"
         done = (folder / "manifest.json").exists() and json.loads((folder / "manifest.json").read_text())["complete"]
         self.recipe.eval_lm("--gen-subset", "valid", "--knn-dump", folder, *_key(key), done=done)
-        return folder, json.loads((folder / "manifest.json").read_text())["entries"] // 2
+        half = json.loads((folder / "manifest.json").read_text())["entries"] // 2
+        return folder, min(half, int(self.recipe.args.stop_tokens))
 
     def table(self) -> tuple[Path, Path]:
         """A part of the datastore, and what its entries find in all of it but near themselves."""
@@ -71,7 +74,7 @@ class HeadRecipe:
     def head(self, name: str) -> Path:
         key, flags = HEADS[name]
         folder = self.work / ("head-" + name.replace(" ", "-").replace(",", "").replace("'", ""))
-        store, (valid, half) = self.store(key), self.valid(key)
+        store, (valid, tokens) = self.store(key), self.valid(key)
         if "TABLE" in flags:
             store, table = self.table()
             flags = [table if word == "TABLE" else word for word in flags]
@@ -81,22 +84,22 @@ class HeadRecipe:
             flags = [*flags, "--path", self.recipe.args.checkpoint, "--data", self.recipe.args.data]
         if "clusters" not in flags or "--fine-tune" in flags:
             flags = [*flags, "--epochs", self.recipe.args.epochs]
-        command = ["knnlm", "learn", "--datastore", store, *flags, "--valid", valid, "--valid-tokens", half]
+        command = ["knnlm", "learn", "--datastore", store, *flags, "--valid", valid, "--valid-tokens", tokens]
         self.recipe.run(*command, "-o", folder, done=(folder / "head.json").exists())
         return folder
 
-    def saves(self, name: str, *flags: object) -> tuple[list[Path], float]:
-        """Both halves of valid, scored with some memories; and how many tokens a second that was."""
-        folders, numbers = [self.work / f"heads-{name}-{half}" for half in (0, 1)], self.work / f"heads-{name}.json"
+    def saves(self, name: str, *flags: object) -> list[Path]:
+        """Both halves of valid, scored with some memories."""
+        folders = [self.work / f"heads-{name}-{half}" for half in (0, 1)]
+        return [self.recipe.save(folder, *flags, part=half) for half, folder in enumerate(folders)]
+
+    def speed(self, *flags: object) -> float:
+        """Tokens that are scored in a second with some memories, over a small part of valid."""
         context = {name: getattr(self.recipe.args, name) for name in ("tokens_per_sample", "context_window")}
-        args = self.recipe.args
-        for half, folder in enumerate(folders):
-            shown = ["--gen-subset", "valid", "--num-shards", 2, "--shard-id", half, *flags, "--knn-save", folder]
-            command = eval_lm_command(args.data, args.checkpoint, *shown, **context)
-            self.recipe.run(*command, done=True)
-            if not (folder / "run.json").exists():
-                numbers.write_text(json.dumps(run(*command)["tokens_per_second"]))
-        return folders, json.loads(numbers.read_text())
+        part = ["--gen-subset", "valid", "--num-shards", SPEED_PARTS, "--shard-id", 0]
+        command = eval_lm_command(self.recipe.args.data, self.recipe.args.checkpoint, *part, *flags, **context)
+        self.recipe.run(*command, done=True)
+        return run(*command)["tokens_per_second"]
 
 
 def _key(key: str) -> list[str]:
@@ -111,29 +114,42 @@ def measure(recipe: Recipe) -> dict:
     made = HeadRecipe(recipe)
     store = made.store("att")
     recipe.run("knnlm", "build", store, "--index", "auto")
-    halves, speed = made.saves("knn", "--knn-datastore", store)
-    knn = {**recipe.tune(*halves), "bytes": folder_bytes(store), "tokens_per_second": speed}
-    rows = {}
-    for name in recipe.args.only or HEADS:
-        head = made.head(name)
-        halves, speed = made.saves(head.name, "--knn-head", head)
-        facts = json.loads((head / "head.json").read_text())
-        rows[name] = {
-            **recipe.tune(*halves), "bytes": folder_bytes(head), "rows": facts["row_count"],
-            "steps": facts["training"].get("kept_step", 0), "tokens_per_second": speed,
-        }  # fmt: skip
-    result = {"lm": lm_perplexity(halves[1]), "knn": knn, "rows": rows}
-    if "att 1x" in rows:
-        head = made.head("att 1x")
-        halves, _ = made.saves("knn-and-head", "--knn-datastore", store, "--knn-head", head)
-        result["both"] = recipe.tune(*halves)
+    knn = ["--knn-datastore", store]
+    halves = made.saves("knn", *knn)
+    result = {"lm": lm_perplexity(halves[1]), "knn": {**recipe.tune(*halves), "bytes": folder_bytes(store)}}
+    names = recipe.args.only or list(HEADS)
+    heads = {name: made.head(name) for name in names}
+    result["rows"] = {}
+    for name, head in heads.items():
+        halves = made.saves(head.name, *mixed(head))
+        result["rows"][name] = {**recipe.tune(*halves), **facts(head)}
+    if "att 1x" in heads:
+        result["both"] = recipe.tune(*made.saves("knn-and-head", *knn, *mixed(heads["att 1x"])))
+    # Speeds come last and one after the other, when nothing else of the recipe is left to do.
+    result["lm_speed"] = made.speed()
+    result["knn"]["tokens_per_second"] = made.speed(*knn)
+    for name, head in heads.items():
+        result["rows"][name]["tokens_per_second"] = made.speed(*mixed(head))
     return result
+
+
+def mixed(head: Path) -> list:
+    """The flag that mixes a head in."""
+    return ["--knn-head", head]
+
+
+def facts(head: Path) -> dict:
+    """What a head takes: bytes, rows, steps of training."""
+    written = json.loads((head / "head.json").read_text())
+    steps = written["training"].get("kept_step", 0)
+    return {"bytes": folder_bytes(head), "rows": written["row_count"], "steps": steps}
 
 
 def main() -> None:
     options = (
         (("--only",), {"nargs": "+", "choices": list(HEADS), "metavar": "NAME", "help": "some of the heads"}),
         (("--epochs",), {"default": "2", "help": "passes over the datastore (default: %(default)s)"}),
+        (("--stop-tokens",), {"default": "20000", "help": "of valid, that tell when to stop (default: %(default)s)"}),
         (("--fraction",), {"default": "0.25", "help": "of the datastore, to distil (default: %(default)s)"}),
     )
     recipe = Recipe("heads", __doc__, *options)
@@ -149,7 +165,7 @@ def main() -> None:
         weights = row["flags"].replace("--knn-", "")
         return [name, f"{row['mixture']:.2f}", f"{gain:.0%}", f"{row['oracle']:.2f}", rows, size, speed, f"`{weights}`"]
 
-    table = [["LM", f"{lm:.2f}", "", "", "", "", "", ""], cells("+ kNN (att)", knn)]
+    table = [["LM", f"{lm:.2f}", "", "", "", "", f"{result['lm_speed']:,.0f}", ""], cells("+ kNN (att)", knn)]
     table += [cells(f"+ {name}", row) for name, row in result["rows"].items()]
     if "both" in result:
         table.append(cells("+ kNN + att 1x", result["both"]))
