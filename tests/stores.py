@@ -9,7 +9,7 @@ DIM = 64
 
 
 def make_store(
-    folder, count, key_dtype="float16", seed=0, shard=400, dim=DIM, of_centre=False, weighted=False, text=None
+    folder, count, key_dtype="float16", seed=0, shard=400, dim=DIM, of_centre=False, weighted=False, text=None, times=1
 ) -> Datastore:
     """Keys around 40 centres, of which the first ``dim`` principal components are stored; values below 50.
 
@@ -17,6 +17,7 @@ def make_store(
         of_centre: whether the value tells the centre, as in a datastore where neighbours are of use
         weighted: whether entries have weights, from 0.05 to 20
         text: seed of another text around the same centres
+        times: how often the same count entries come, one text after the other
     """
     rng = np.random.default_rng(seed)
     centers = rng.normal(size=(40, DIM))
@@ -24,6 +25,7 @@ def make_store(
     centre = rng.integers(0, 40, count)
     keys = (centers[centre] + 0.3 * rng.normal(size=(count, DIM))).astype(np.float32)
     values = centre if of_centre else rng.integers(0, 50, count)
+    keys, values, count = np.tile(keys, (times, 1)), np.tile(values, times), count * times
     weights = np.exp(rng.uniform(-3, 3, count)) if weighted else None
     rows = [min(shard, count - start) for start in range(0, count, shard)]
     form = KeyForm(DIM, dim, key_dtype)

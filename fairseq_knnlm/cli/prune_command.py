@@ -5,7 +5,7 @@ import argparse
 from .neighbors_command import check_same_model
 from .parsing import Add
 
-METHODS = ("random", "merge", "retrieved", "learned")
+METHODS = ("random", "merge", "average", "retrieved", "learned")
 
 
 def add_prune_command(add_command: Add) -> None:
@@ -15,8 +15,8 @@ def add_prune_command(add_command: Add) -> None:
     add("--keep", type=float, required=True, metavar="SHARE", help="of the entries, above 0 and at most 1")
     add(
         "--method", required=True, choices=METHODS,
-        help="random; merge near entries with the same value; keep those that are retrieved with the right value; or "
-        "learn a sparse posterior",
+        help="random; merge near entries with the same value into one of them; or into the average of their keys; keep "
+        "those that are retrieved with the right value; or learn a sparse posterior",
     )  # fmt: skip
     add("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
     add("--seed", type=int, default=1, help="of what is drawn, and of who stays of equals (default: %(default)s)")
@@ -38,7 +38,7 @@ def add_prune_command(add_command: Add) -> None:
     add("--alpha", type=float, help="of learned: of the Dirichlet prior; below 1 it is sparse (default: 0.2)")
     add("--updates", type=int, metavar="N", help="of learned: of the posterior (default: 10)")
     add("--temperature", type=float, help="of learned: of the distances (default: as measured for the index)")
-    add("--no-weights", action="store_true", help="of merge and learned: copy the entries without weights")
+    add("--no-weights", action="store_true", help="of merge, average and learned: copy the entries without weights")
     add("--index", metavar="SPEC", help="whose lists are looked at (default: auto)")
 
 

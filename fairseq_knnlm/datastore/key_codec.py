@@ -87,7 +87,10 @@ class KeyCodec:
 
     def encode(self, states: np.ndarray) -> np.ndarray:
         """(n, source dim) -> (n, dim) in the stored dtype; too large a number becomes infinite, or in int8 the end."""
-        keys = self.project(states)
+        return self.quantize(self.project(states))
+
+    def quantize(self, keys: np.ndarray) -> np.ndarray:
+        """Projected states as they are stored: (n, dim) floats -> (n, dim)."""
         if self.centre is None or self.step is None:
             with np.errstate(over="ignore"):
                 return np.ascontiguousarray(keys, self.dtype)

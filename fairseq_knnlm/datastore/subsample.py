@@ -1,6 +1,7 @@
 """A random part of a datastore as a datastore of its own, for curves over the datastore's size."""
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -38,6 +39,7 @@ def copy_part(
     how: dict[str, Any],
     output: str | Path,
     weights: np.ndarray | None = None,
+    gather: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Datastore:
     """Copy some entries to a new folder, with the positions that they have in the corpus. The same call resumes.
 
@@ -45,6 +47,7 @@ def copy_part(
         entries: numbers of the entries of each new shard, ascending through all shards
         how: what the source of the new manifest says about the choice
         weights: of the chosen entries, one after the other; None: those that they have, if any
+        gather: the stored keys of some of the chosen entries, (n,) -> (n, dim); None: their own
     """
     chosen = np.concatenate(entries)
     positions = positions_file(chosen if datastore.positions is None else datastore.positions[chosen])
@@ -75,7 +78,7 @@ def copy_part(
         shard = writer.open_shard(new, wait=True) if new.number in missing else None
         if shard is not None:
             own = None if weights is None else weights[new.start : new.stop]
-            shard.append_stored(datastore.gather_stored(numbers), datastore.values[numbers], own)
+            shard.append_stored((gather or datastore.gather_stored)(numbers), datastore.values[numbers], own)
             shard.commit()
     write_positions(Path(output), positions)
     writer.finish()

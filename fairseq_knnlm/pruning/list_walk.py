@@ -17,6 +17,7 @@ from ..datastore import Datastore
 from ..errors import KnnlmError
 from ..index import IndexInfo, build_index, build_index_if_missing, open_index, plan_index
 from ..index.info import extract_ivf, stores_exact_keys
+from ..index.kmeans import kmeans, nearest_centroids
 from ..index.list_files import open_lists
 from ..index.plan import ENTRIES_PER_LIST, KEY_CODES
 from ..parallel import for_each
@@ -24,6 +25,7 @@ from ..progress import human_seconds
 from ..search.coarse import CoarseQuantizer
 from ..search.list_blocks import FileLists, KeyDecoder, ListBlock
 from ..search.own_text import query_vectors
+from ..search.target_mass import runs
 from ..search.visits import stable_order
 
 logger = logging.getLogger(__name__)
@@ -35,9 +37,9 @@ QUERIES_AT_ONCE = 1 << 16
 
 @dataclass
 class ListEntries:
-    """The entries of one list, in the order of their values."""
+    """The entries of one list, in the order of their values; or of several near lists, as if they were one."""
 
-    number: int
+    number: int  # of the list, or of the first one
     ids: np.ndarray  # (m,)
     keys: Tensor  # (m, dim) float32, relative to a point near them
     values: np.ndarray  # (m,) ascending
@@ -75,29 +77,53 @@ class ListWalk:
         """At which neighbours are spread as at a good one, as far as the index knows."""
         return self.info.temperature or self._spread or 1.0
 
-    def each(self, function: Callable[[ListEntries], None], name: str) -> None:
-        """function(list) for every list that is not empty, several at a time."""
+    def each(self, function: Callable[[ListEntries], None], name: str, lists_at_once: int = 1) -> None:
+        """function(entries) for every list that is not empty, or for every group of so many near ones, in threads."""
         numbers = np.flatnonzero(self.sizes)
-        self._say_how_long(function, numbers)
-        jobs = ((self._entries(block),) for block in self._lists.stream(numbers))
-        for_each(function, jobs, name, len(numbers))
+        if lists_at_once == 1:
+            groups = list(numbers[:, None])
+            jobs = ((self._entries(block),) for block in self._lists.stream(numbers))
+        else:
+            groups = self.near_lists(lists_at_once)
+            jobs = ((self._joined(group),) for group in groups)
+        self._say_how_long(function, groups)
+        for_each(function, jobs, name, len(groups))
 
-    def _say_how_long(self, function: Callable[[ListEntries], None], numbers: np.ndarray) -> None:
-        """Try some lists of all sizes, and say how long all of them will take."""
-        if len(numbers) <= 4 * TIMED_LISTS:
+    def near_lists(self, count: int) -> list[np.ndarray]:
+        """All lists that are not empty, in groups of about so many whose means are near each other."""
+        numbers = np.flatnonzero(self.sizes)
+        means = self._means[numbers].contiguous()
+        centres = kmeans(means, max(1, len(numbers) // count), "l2", seed=1)
+        nearest = nearest_centroids(means, centres, "l2")[:, 0].numpy()
+        return [numbers[nearest == group] for group in np.unique(nearest)]
+
+    def _say_how_long(self, function: Callable[[ListEntries], None], groups: list[np.ndarray]) -> None:
+        """Try some lists, or groups of them, of all sizes, and say how long all of them will take."""
+        if len(groups) <= 4 * TIMED_LISTS:
             return
-        by_size = numbers[np.argsort(self.sizes[numbers], kind="stable")]
-        some = np.sort(by_size[np.linspace(0, len(by_size) - 1, TIMED_LISTS + 1).astype(int)[1:]])
+        sizes = np.array([self.sizes[group].sum() for group in groups])
+        some = np.argsort(sizes, kind="stable")[np.linspace(0, len(groups) - 1, TIMED_LISTS + 1).astype(int)[1:]]
         started = time.perf_counter()
-        for block in self._lists.stream(some):
-            function(self._entries(block))
+        for number in some.tolist():
+            function(self._joined(groups[number]))
         seconds = time.perf_counter() - started
-        # The work of a list goes with the square of its size.
-        work = (self.sizes[numbers].astype(float) ** 2).sum() / (self.sizes[some].astype(float) ** 2).sum()
+        # The work of a list goes with the square of its size, until it is cut into parts.
+        work = np.minimum(sizes, MOST_ENTRIES) * sizes.astype(float)
         logger.info(
-            f"{len(self.datastore):,} entries in {len(numbers):,} lists, {self.sizes.max():,} in the largest: about "
-            f"{human_seconds(seconds * work / torch.get_num_threads())}"
+            f"{len(self.datastore):,} entries in {len(self.sizes):,} lists, {self.sizes.max():,} in the largest: about "
+            f"{human_seconds(seconds * work.sum() / work[some].sum() / torch.get_num_threads())}"
         )
+
+    def _joined(self, group: np.ndarray) -> ListEntries:
+        """The entries of some lists (n,), in the order of their values, then of the lists."""
+        lists = [self._entries(block) for block in self._lists.stream(group)]
+        if len(lists) == 1:
+            return lists[0]
+        values = np.concatenate([own.values for own in lists])
+        order, origin = values.argsort(kind="stable"), lists[0].origin
+        keys = torch.cat([own.keys + (own.origin - origin) for own in lists])[torch.from_numpy(order)]
+        ids, weights = (np.concatenate([getattr(own, name) for own in lists])[order] for name in ("ids", "weights"))
+        return ListEntries(lists[0].number, ids, keys, values[order], runs(values[order])[1], weights, origin)
 
     def _entries(self, block: ListBlock) -> ListEntries:
         origin = self._means[block.number]
@@ -156,8 +182,13 @@ def square_distances(one: Tensor, other: Tensor) -> Tensor:
     return torch.addmm(norms, one, other.T, alpha=-2.0).clamp_(min=0)
 
 
-def parts_of_runs(run_ends: np.ndarray, most: int = MOST_ENTRIES) -> Iterator[tuple[int, int, int, int]]:
+def parts_of_runs(
+    run_ends: np.ndarray, most: int = MOST_ENTRIES, together: int | None = None
+) -> Iterator[tuple[int, int, int, int]]:
     """Cut the entries of a list into parts of whole runs, at most so many each, and long runs into pieces.
+
+    Args:
+        together: at most so many entries if a part has several runs; None: no fewer than of one run
 
     Example with at most 5 entries and runs that end at 2, 4, 13: (0, 4, 0, 1) holds two whole runs, then come the two
     pieces of the third, as even as they can be: (4, 8, 0, 2) and (8, 13, 1, 2).
@@ -175,7 +206,7 @@ def parts_of_runs(run_ends: np.ndarray, most: int = MOST_ENTRIES) -> Iterator[tu
             for piece in range(pieces):
                 yield edges[piece], edges[piece + 1], piece, pieces
             first = end
-        elif end - first > most:
+        elif begin > first and end - first > (together or most):
             yield first, begin, 0, 1
             first = begin
         begin = end

@@ -25,8 +25,9 @@ class Merges:
     into: np.ndarray  # (entries,) the entry that it is merged into; its own number: it stays
     distances: np.ndarray  # (entries,) float32 squared distance of the two; infinite: it stays
 
-    def kept(self, count: int, weights: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """After as many of the first merges as it takes to keep ``count`` entries: their numbers and weights.
+    def kept(self, count: int, weights: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """After as many of the first merges as it takes to keep ``count`` entries: their numbers and weights, and for
+        every entry the one that stands for it.
 
         Where all merges leave more than that, those that count least go; of equals some drawn at random.
 
@@ -44,7 +45,7 @@ class Merges:
         stays = np.flatnonzero(place == np.arange(len(place)))
         if len(stays) > count:
             stays = heaviest(stays, totals[stays], count, seed)
-        return stays, totals[stays].astype(np.float32)
+        return stays, totals[stays].astype(np.float32), place
 
 
 def heaviest(ids: np.ndarray, scores: np.ndarray, count: int, seed: int) -> np.ndarray:

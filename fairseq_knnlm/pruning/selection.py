@@ -1,7 +1,8 @@
 """``knnlm prune``: choose the entries that stay, and copy them with their weights to a datastore of their own."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import KnnlmError, resumable
 from ..near_matches import did_you_mean
 from ..search.own_text import Placement, default_window, place_queries
 from ..storage import check_disk_space, human_bytes, make_folder
+from .averaging import LISTS_AT_ONCE, MeanKeys, find_averages
 from .counting import count_retrievals
 from .list_walk import ListWalk, QueryRows
 from .merging import Merges, find_merges, heaviest
@@ -27,12 +29,13 @@ logger = logging.getLogger(__name__)
 METHODS: dict[str, tuple[str, ...]] = {
     "random": (),
     "merge": ("neighbors", "index", "weights"),
+    "average": ("index", "weights"),
     "retrieved": ("neighbors", "queries", "window", "index"),
     "learned": ("queries", "window", "alpha", "updates", "temperature", "index", "weights"),
 }
 DEFAULTS = {"alpha": 0.2, "updates": 10}
 RETRIEVED = 32  # neighbours that count as retrieved
-MEMORY_PER_ENTRY = 40  # bytes, for numbers and orders of all entries
+MEMORY_PER_ENTRY = 48  # bytes, for numbers and orders of all entries
 
 
 @dataclass
@@ -96,9 +99,9 @@ def prune(datastore: Datastore, options: PruneOptions, output: str | Path) -> Da
         f"about {human_bytes(len(datastore) * MEMORY_PER_ENTRY)} of memory"
     )
     with resumable(f"nothing is lost; run the same command again, it goes on where it can ({datastore.folder} stays)"):
-        chosen, weights, settings = _choose(datastore, options, count)
-        shards = np.array_split(chosen, -(-len(chosen) // MAX_SHARD_ROWS))
-        return copy_part(datastore, shards, {**how, **settings}, output, weights)
+        chosen = _choose(datastore, options, count)
+        shards = np.array_split(chosen.ids, -(-len(chosen.ids) // MAX_SHARD_ROWS))
+        return copy_part(datastore, shards, {**how, **chosen.settings}, output, chosen.weights, chosen.gather)
 
 
 def check_output(output: Path, how: dict[str, Any]) -> None:
@@ -114,13 +117,20 @@ def check_output(output: Path, how: dict[str, Any]) -> None:
         raise KnnlmError(f"{output} holds another datastore; choose another folder or delete this one")
 
 
-def _choose(
-    datastore: Datastore, options: PruneOptions, count: int
-) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """Entries that stay, ascending; their weights (None: as they are); and the settings, for the record."""
+@dataclass
+class _Chosen:
+    """What becomes of a datastore."""
+
+    ids: np.ndarray  # (n,) of the entries that stay, ascending
+    weights: np.ndarray | None = None  # (n,) None: as they are
+    gather: Callable[[np.ndarray], np.ndarray] | None = None  # stored keys of some of them; None: as they are
+    settings: dict[str, Any] = field(default_factory=dict)  # for the record
+
+
+def _choose(datastore: Datastore, options: PruneOptions, count: int) -> _Chosen:
     entries, method = len(datastore), options.method
     if method == "random":
-        return np.sort(np.random.default_rng(options.seed).permutation(entries)[:count]), None, {}
+        return _Chosen(np.sort(np.random.default_rng(options.seed).permutation(entries)[:count]))
     walk = ListWalk(datastore, options.index)
     placed = None if options.queries is None else place_queries(datastore, options.queries)
     if placed is not None and placed.sentence:
@@ -128,21 +138,26 @@ def _choose(
     settings = {"index": walk.info.name, **_settings(walk, options, placed)}
     of_scores = {"method": method, "keys": datastore.fingerprint, "index_sha256": walk.info.sha256, **settings}
     found = kept_scores(datastore, of_scores, lambda: _scores(walk, options, settings, placed))
-    if method == "merge":
+    gather = None
+    if "into" in found:
         before = np.ones(entries, np.float32) if datastore.weights is None else datastore.weights
-        chosen, weights = Merges(found["into"], found["distances"]).kept(count, before, options.seed)
+        chosen, weights, place = Merges(found["into"], found["distances"]).kept(count, before, options.seed)
+        if method == "average":
+            gather = MeanKeys(datastore, place).gather
     else:
         weights = found["scores"]
         chosen = heaviest(np.arange(entries), weights, count, options.seed)
         weights = weights[chosen]
     is_kept = "weights" in METHODS[method] and options.weights is not False
-    return chosen, weights if is_kept else None, {**settings, "weights": is_kept}
+    return _Chosen(chosen, weights if is_kept else None, gather, {**settings, "weights": is_kept})
 
 
 def _settings(walk: ListWalk, options: PruneOptions, placed: Placement | None) -> dict[str, Any]:
     """What a method's scores depend on, besides the lists."""
     if options.method == "merge":
         return {"neighbors": options.neighbors}
+    if options.method == "average":
+        return {"lists_at_once": LISTS_AT_ONCE}
     own_text = placed is None or placed.own_text
     if options.window is not None and not own_text:
         raise KnnlmError("--window is for queries that are the datastore's own text or a part of it; leave it out")
@@ -164,8 +179,8 @@ def _scores(
     walk: ListWalk, options: PruneOptions, settings: dict[str, Any], placed: Placement | None
 ) -> dict[str, np.ndarray]:
     """What the method says of every entry."""
-    if options.method == "merge":
-        merges = find_merges(walk, settings["neighbors"])
+    if options.method in ("merge", "average"):
+        merges = find_averages(walk) if options.method == "average" else find_merges(walk, settings["neighbors"])
         return {"into": merges.into, "distances": merges.distances}
     queries = None
     if options.queries is not None:

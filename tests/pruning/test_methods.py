@@ -6,7 +6,7 @@ import torch
 from stores import keys_of, make_store
 
 from fairseq_knnlm.index.list_files import open_lists
-from fairseq_knnlm.pruning import PruneOptions, prune
+from fairseq_knnlm.pruning import PruneOptions, averaging, prune
 from fairseq_knnlm.pruning import list_walk as walking
 from fairseq_knnlm.pruning.list_walk import ListWalk, parts_of_runs
 from fairseq_knnlm.pruning.posterior import PosteriorOptions, posterior
@@ -40,7 +40,8 @@ def pruned(store, folder, keep, method, **options):
     index = None if method == "random" else "IVF4,Flat"
     found = prune(store, PruneOptions(keep, method, index=index, **options), folder)
     np.testing.assert_array_equal(found.values, store.values[found.positions])
-    np.testing.assert_array_equal(keys_of(found), keys_of(store)[found.positions])
+    if method != "average":
+        np.testing.assert_array_equal(keys_of(found), keys_of(store)[found.positions])
     return np.array(found.positions), found.weights
 
 
@@ -106,16 +107,76 @@ def test_merging_what_was_merged_before(store, tmp_path):
 def test_pieces_of_large_lists(store, monkeypatch, tmp_path):
     """With room for few entries at once: every merge is still one of the same list and value."""
     monkeypatch.setattr(walking, "MOST_ENTRIES", 8)
-    monkeypatch.setattr(parts_of_runs, "__defaults__", (8,))
+    monkeypatch.setattr(parts_of_runs, "__defaults__", (8, None))
     kept, weights = pruned(store, tmp_path / "out", 0.4, "merge", neighbors=600)  # another setting, so nothing is kept
     assert weights.sum() == ENTRIES and len(kept) == 280
     kept_values = np.bincount(store.values[kept], weights)
     np.testing.assert_array_equal(kept_values, np.bincount(store.values))
 
 
+def averaged(store, groups, keep):
+    """Merge the two of the same value and group that add least to the squared distances from their means."""
+    keys, values = keys_of(store).astype(np.float64), store.values
+    weights, members = np.ones(ENTRIES), {number: [number] for number in range(ENTRIES)}
+    together = np.zeros((ENTRIES, ENTRIES), bool)
+    for ids in groups:
+        together[np.ix_(ids, ids)] = True
+    together &= (values[:, None] == values) & ~np.eye(ENTRIES, dtype=bool)
+    costs = np.where(together, ((keys[:, None] - keys) ** 2).sum(axis=2) / 2, np.inf)
+    while len(members) > round(keep * ENTRIES) and np.isfinite(costs).any():
+        one, other = sorted(np.unravel_index(costs.argmin(), costs.shape))
+        stays, goes = (other, one) if weights[other] > weights[one] else (one, other)
+        members[stays] += members.pop(goes)
+        weights[stays] += weights[goes]
+        weights[goes] = 0
+        keys[stays] = keys_of(store)[members[stays]].astype(np.float64).mean(axis=0)
+        costs[goes] = costs[:, goes] = np.inf
+        alive = np.flatnonzero(together[stays] & (weights > 0))
+        added = weights[stays] * weights[alive] / (weights[stays] + weights[alive])
+        costs[stays, alive] = costs[alive, stays] = added * ((keys[alive] - keys[stays]) ** 2).sum(axis=1)
+    return weights, keys
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 16])
+@pytest.mark.parametrize("keep", [0.9, 0.4, 0.15, 1.0])
+def test_averaging(store, lists, monkeypatch, tmp_path, keep, at_once):
+    monkeypatch.setattr(averaging, "LISTS_AT_ONCE", at_once)
+    monkeypatch.setattr("fairseq_knnlm.pruning.selection.LISTS_AT_ONCE", at_once)
+    walk = ListWalk(store, "IVF4,Flat")
+    groups = [np.concatenate([lists[number] for number in group]) for group in walk.near_lists(at_once)]
+    assert len(groups) == {1: 4, 2: 2, 16: 1}[at_once]
+    weights, keys = averaged(store, groups, keep)
+    found = prune(store, PruneOptions(keep, "average", index="IVF4,Flat"), tmp_path / "out")
+    np.testing.assert_array_equal(found.positions, np.flatnonzero(weights))
+    np.testing.assert_array_equal(found.weights, weights[found.positions])
+    np.testing.assert_allclose(keys_of(found), keys[found.positions], rtol=1e-5, atol=1e-6)
+
+
+def test_averages_of_what_was_averaged_before(store, tmp_path, monkeypatch):
+    """Weights take part in the means: the mean of all keys stays what it was."""
+    monkeypatch.setattr(averaging, "KEYS_AT_ONCE", 50)  # several parts
+    first = prune(store, PruneOptions(0.5, "average"), tmp_path / "first")
+    second = prune(first, PruneOptions(0.5, "average"), tmp_path / "second")
+    assert second.weights.sum() == ENTRIES and set(second.positions) < set(first.positions)
+    mean = np.average(keys_of(second), axis=0, weights=second.weights)
+    np.testing.assert_allclose(mean, keys_of(store).mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_averages_of_equal_entries_are_these_entries(tmp_path, dtype):
+    """Every entry three times: a third of them, each with the weight 3, is the same datastore."""
+    store = make_store(tmp_path / "thrice", 100, dtype, times=3)
+    found = prune(store, PruneOptions(1 / 3, "average"), tmp_path / "out")
+    np.testing.assert_array_equal(found.weights, np.full(100, 3))
+    np.testing.assert_array_equal(found.positions, np.arange(100))
+    np.testing.assert_array_equal(found.read_stored(0, 100), store.read_stored(0, 100))
+
+
 def test_parts_of_runs():
     assert list(parts_of_runs(np.array([2, 4, 13]), 5)) == [(0, 4, 0, 1), (4, 8, 0, 2), (8, 13, 1, 2)]
     assert list(parts_of_runs(np.array([3, 6, 7]), 5)) == [(0, 3, 0, 1), (3, 7, 0, 1)]
+    few_together = parts_of_runs(np.array([2, 3, 5, 10, 11]), 5, together=3)
+    assert list(few_together) == [(0, 3, 0, 1), (3, 5, 0, 1), (5, 10, 0, 1), (10, 11, 0, 1)]
     rng = np.random.default_rng(0)
     ends = np.cumsum(rng.integers(1, 30, 50))
     parts = list(parts_of_runs(ends, 16))

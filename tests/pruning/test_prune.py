@@ -69,7 +69,7 @@ def test_methods_of_the_command_are_those_of_the_package():
         (["--keep", "0.0001", "--method", "merge"], "is none; use a larger --keep"),
         (["--keep", "0.5", "--method", "merged"], "did you mean merge?"),
         (["--keep", "0.5", "--method", "random", "--alpha", "0.1"], "means nothing to random"),
-        (["--keep", "0.5", "--method", "retrieved", "--no-weights"], "--no-weights is for --method merge and learned"),
+        (["--keep", "0.5", "--method", "retrieved", "--no-weights"], "is for --method merge and average and learned"),
         (["--keep", "0.5", "--method", "learned", "--alpha", "0"], "--alpha must be above 0"),
         (["--keep", "0.5", "--method", "learned", "--updates", "0"], "--updates must be 1 or more"),
         (["--keep", "0.5", "--method", "merge", "--neighbors", "0"], "--neighbors must be 1 or more"),
