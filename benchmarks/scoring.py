@@ -3,38 +3,56 @@
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.index import build_index_if_missing, index_file
+from fairseq_knnlm.index import IndexInfo, build_index_if_missing, index_file
 
 from .command import eval_lm_command, run, warm
 from .original import write_raw
 from .setting import Setting
 
 STOCK, BARE, ORIGINAL = "stock fairseq-eval-lm, bare LM", "ours, bare LM", "original, k = 1024"
-COMPACT = [("8", "64"), ("16", "64"), ("32", "64")]  # lists visited, lists in the far field
+LISTS = [("8", "64"), ("16", "64"), ("32", "64")]  # visited, and in the far field
+
+
+@dataclass
+class Method:
+    """One of ours: a datastore and flags, to which the tuned ones come."""
+
+    store: Datastore
+    flags: list[str]
+    index: IndexInfo
+
+
+def methods_of(setting: Setting) -> dict[str, Method]:
+    """Ours with a datastore, by name."""
+    store, small, few = setting.open_datastore(), setting.open_compact(), setting.open_averaged()
+    infos = [build_index_if_missing(each, "auto", "l2") for each in (store, small, few)]
+    found = {f"k = {k}": Method(store, ["--knn-k", k], infos[0]) for k in ("1024", "all")}
+    compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, a quarter, averaged, {few.dim} x int8")
+    for name, own, info in ((compact, small, infos[1]), (averaged, few, infos[2])):
+        for nprobe, far in LISTS:
+            flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]
+            found[f"{name}, {nprobe} lists + {far} far"] = Method(own, flags, info)
+    return found
 
 
 def measure(setting: Setting, rounds: int) -> dict:
     """One row a method. Speed is over all of valid (the original: over the part), the median of some rounds.
 
     Lambda and temperature are tuned on the part, where all methods have their perplexity; that of all of valid is
-    with the same flags.
+    with the same flags. Bytes are those of keys, values and index for each token of train.
     """
-    store, part = setting.open_datastore(), setting.part()
-    indexes = {name: build_index_if_missing(store, name, "l2") for name in ("auto", "paper")}
-    small = setting.open_compact()
-    small_index = build_index_if_missing(small, "auto", "l2")
+    store, part, own = setting.open_datastore(), setting.part(), methods_of(setting)
+    published = build_index_if_missing(store, "paper", "l2")
     raw = setting.work / "raw"
     write_raw(store, raw, index_file(store, "paper"))
-    flags = {"k = 1024": ["--knn-k", "1024"], "k = all": ["--knn-k", "all"]}
-    for nprobe, far in COMPACT:
-        name = f"k = all, {small.dim} x int8, {nprobe} lists + {far} far"
-        flags[name] = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]
     first = setting.tuned("1024", setting.datastore, "--knn-k", "1024")
-    for number, (name, words) in enumerate(flags.items()):
-        folder = small.folder if "int8" in name else setting.datastore
+    flags = {}
+    for number, (name, method) in enumerate(own.items()):
+        words, folder = method.flags, method.store.folder
         tuned = setting.tuned(f"{number}", folder, *words, "--knn-temperature", first["temperature"])
         choice = [word for flag in tuned for word in (f"--knn-{flag}", tuned[flag])]
         flags[name] = ["--knn-datastore", str(folder), "--knn-index", "auto", *words, *choice]
@@ -47,7 +65,7 @@ def measure(setting: Setting, rounds: int) -> dict:
 
     def ours(name: str) -> Callable[[], dict]:
         def work() -> dict:
-            warm(index_file(small if "int8" in name else store, "auto"))
+            warm(index_file(own[name].store, "auto"))
             return setting.eval_lm(*flags[name])
 
         return work
@@ -66,12 +84,11 @@ def measure(setting: Setting, rounds: int) -> dict:
         row["perplexity_of_all"] = row["perplexity"] if name != ORIGINAL else None
         row["perplexity"] = bare if name in (STOCK, BARE) else row["perplexity"]
         if name.startswith("ours, k"):
-            words = flags[name.removeprefix("ours, ")]
-            row["perplexity"] = setting.eval_lm(*words, data=part)["perplexity"]
-            own, index = (small, small_index) if "int8" in name else (store, indexes["auto"])
-            row["bytes_per_entry"] = (_key_bytes(own) + index.bytes) / len(own)
+            label = name.removeprefix("ours, ")
+            row["perplexity"] = setting.eval_lm(*flags[label], data=part)["perplexity"]
+            row["bytes_per_entry"] = (_key_bytes(own[label].store) + own[label].index.bytes) / len(store)
         elif name == ORIGINAL:
-            row["bytes_per_entry"] = (_key_bytes(store) + indexes["paper"].bytes) / len(store)
+            row["bytes_per_entry"] = (_key_bytes(store) + published.bytes) / len(store)
             whole = row["tokens"] / row["tokens_per_second"]
             row["mixing"] = max(0.0, whole - sum(row[part_] for part_ in ("model", "search", "rescoring")))
         row["command"] = setting.anywhere(row["command"])

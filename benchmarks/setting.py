@@ -66,6 +66,12 @@ class Setting:
         run("knnlm", "compact", self.datastore, "--dim", max(1, Datastore(self.datastore).dim // 2), "-o", folder)
         return Datastore(folder)
 
+    def open_averaged(self) -> Datastore:
+        """A quarter of the compact datastore's entries, each the average of some; made if it is missing."""
+        folder = self.work / "averaged"
+        run("knnlm", "prune", self.open_compact().folder, "--keep", 0.25, "--method", "average", "-o", folder)
+        return Datastore(folder)
+
     def tuned(self, name: str, datastore: Path, *flags: object) -> dict[str, str]:
         """Lambda and temperature that are best for the part."""
         save = self.work / f"save-{name}"

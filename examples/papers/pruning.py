@@ -1,6 +1,6 @@
 """Which entries does a datastore need? Perplexity over the share of the entries that each method keeps.
 
-    python examples/papers/pruning.py DATA CHECKPOINT WORK [--datastore DIR] [--methods random,merge,retrieved,learned]
+    python examples/papers/pruning.py DATA CHECKPOINT WORK [--datastore DIR] [--methods random,average]
 
 (He et al. 2020, whose lesson it is; He et al. 2021, Table 3.) Valid is scored with every pruned datastore, with every
 visited entry, in two halves: lambda and temperature are tuned on the first, the table is of the second. A pruned
@@ -20,6 +20,7 @@ VARIANTS = {
     "merge": ("merge",),
     "merge-32": ("merge", "--neighbors", "32"),
     "merge-unweighted": ("merge", "--no-weights"),
+    "average": ("average",),
     "retrieved": ("retrieved",),
     "learned": ("learned",),
     "learned-unweighted": ("learned", "--no-weights"),
@@ -100,7 +101,7 @@ def report(recipe: Recipe, results: dict) -> None:
 def main() -> None:
     options = (
         (("--datastore",), {"help": "of train, such as one of knnlm compact (default: WORK/datastore)"}),
-        (("--methods",), {"default": "random,merge,retrieved,learned", "help": f"some of {', '.join(VARIANTS)}"}),
+        (("--methods",), {"default": "random,merge,average,retrieved,learned", "help": f"some of {', '.join(VARIANTS)}"}),
         (("--fractions",), {"default": FRACTIONS, "help": "of the entries (default: %(default)s)"}),
         (("--keep-datastores",), {"action": "store_true", "help": "do not remove the pruned datastores"}),
     )
