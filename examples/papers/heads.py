@@ -24,8 +24,9 @@ HEADS = {
     "ffn 3x": ("ffn", ["--rows", "3x"]),
     "ffn 9x": ("ffn", ["--rows", "9x"]),
     "att 1x, L2": ("att", ["--rows", "1x", "--metric", "l2"]),
+    "att 1x, interpolated loss": ("att", ["--rows", "1x", "--interpolated", "TRAIN", "--valid-save", "VALID"]),
     "att 3V by frequency": ("att", ["--rows", "frequency:3"]),
-    "att 3V by loss": ("att", ["--rows", "loss:3", "--save", "SAVE"]),
+    "att 3V by loss": ("att", ["--rows", "loss:3", "--save", "TRAIN"]),
     "att MoS R = 2": ("att", ["--kind", "mos", "--components", "2"]),
     "att MoS R = 3": ("att", ["--kind", "mos", "--components", "3"]),
     "ffn MoS R = 2, LM's embedding": ("ffn", ["--kind", "mos", "--components", "2", "--embedding", "fixed"]),
@@ -65,10 +66,10 @@ class HeadRecipe:
         self.recipe.run("knnlm", "neighbors", *flags)
         return part, table
 
-    def train_save(self) -> Path:
-        """The LM's loss on every token of train."""
-        folder = self.work / "heads-train-save"
-        self.recipe.eval_lm("--gen-subset", "train", "--knn-save", folder, done=(folder / "run.json").exists())
+    def bare_save(self, split: str) -> Path:
+        """The LM's loss on every token of a split."""
+        folder = self.work / f"heads-{split}-save"
+        self.recipe.eval_lm("--gen-subset", split, "--knn-save", folder, done=(folder / "run.json").exists())
         return folder
 
     def head(self, name: str) -> Path:
@@ -78,8 +79,7 @@ class HeadRecipe:
         if "TABLE" in flags:
             store, table = self.table()
             flags = [table if word == "TABLE" else word for word in flags]
-        if "SAVE" in flags:
-            flags = [self.train_save() if word == "SAVE" else word for word in flags]
+        flags = [self.bare_save(word.lower()) if word in ("TRAIN", "VALID") else word for word in flags]
         if "fixed" in flags or key == "ffn":
             flags = [*flags, "--path", self.recipe.args.checkpoint, "--data", self.recipe.args.data]
         if "clusters" not in flags or "--fine-tune" in flags:

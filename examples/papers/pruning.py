@@ -25,6 +25,7 @@ VARIANTS = {
     "learned": ("learned",),
     "learned-unweighted": ("learned", "--no-weights"),
 }
+METHODS = "random,merge,average,retrieved,learned"
 FRACTIONS = "0.01,0.05,0.1,0.25,0.5"
 
 
@@ -101,7 +102,7 @@ def report(recipe: Recipe, results: dict) -> None:
 def main() -> None:
     options = (
         (("--datastore",), {"help": "of train, such as one of knnlm compact (default: WORK/datastore)"}),
-        (("--methods",), {"default": "random,merge,average,retrieved,learned", "help": f"some of {', '.join(VARIANTS)}"}),
+        (("--methods",), {"default": METHODS, "help": f"some of {', '.join(VARIANTS)} (default: %(default)s)"}),
         (("--fractions",), {"default": FRACTIONS, "help": "of the entries (default: %(default)s)"}),
         (("--keep-datastores",), {"action": "store_true", "help": "do not remove the pruned datastores"}),
     )
