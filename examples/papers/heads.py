@@ -2,7 +2,7 @@
 
     python examples/papers/heads.py DATA CHECKPOINT WORK [--only NAME ...] [--epochs 2] [--fraction 0.25]
 
-(Xu et al., sections 4.1 and 4.2, appendices B and C; the last row is beyond the paper.) Each head is learnt from the
+(Xu et al., sections 4.1 and 4.2, appendices B and C; the networks are beyond the paper.) Each head is learnt from the
 pairs of a datastore of train, stopped on the first tokens of valid, its weight tuned on the first half of valid, and
 reported on the second half. att is the state before the last feed-forward layer, ffn the state that the LM's own
 softmax sees.
@@ -33,7 +33,8 @@ HEADS = {
     "att clusters 2V": ("att", ["--kind", "clusters", "--rows", "2x"]),
     "att clusters 2V, fine-tuned": ("att", ["--kind", "clusters", "--rows", "2x", "--fine-tune"]),
     "att network": ("att", ["--kind", "network"]),
-    "att network, distilled": ("att", ["--kind", "network", "--imitate", "TABLE"]),
+    "att network, of a part": ("att", ["--kind", "network", "PART"]),
+    "att network, of a part, distilled": ("att", ["--kind", "network", "--imitate", "TABLE"]),
 }
 NEIGHBORS = "32"
 SPEED_PARTS = 10  # of valid, one of which is scored for its speed
@@ -57,14 +58,16 @@ class HeadRecipe:
         half = json.loads((folder / "manifest.json").read_text())["entries"] // 2
         return folder, min(half, int(self.recipe.args.stop_tokens))
 
-    def table(self) -> tuple[Path, Path]:
-        """A part of the datastore, and what its entries find in all of it but near themselves."""
-        whole = self.store("att")
-        part = self.recipe.subsample(whole, self.recipe.args.fraction)
+    def part(self) -> Path:
+        """Some entries of the datastore."""
+        return self.recipe.subsample(self.store("att"), self.recipe.args.fraction)
+
+    def table(self) -> Path:
+        """What the entries of the part find in all of the datastore but near themselves."""
         table = self.work / "heads-neighbors"
-        flags = ["--datastore", whole, "--queries", part, "--k", NEIGHBORS, "-o", table]
+        flags = ["--datastore", self.store("att"), "--queries", self.part(), "--k", NEIGHBORS, "-o", table]
         self.recipe.run("knnlm", "neighbors", *flags)
-        return part, table
+        return table
 
     def bare_save(self, split: str) -> Path:
         """The LM's loss on every token of a split."""
@@ -76,9 +79,9 @@ class HeadRecipe:
         key, flags = HEADS[name]
         folder = self.work / ("head-" + name.replace(" ", "-").replace(",", "").replace("'", ""))
         store, (valid, tokens) = self.store(key), self.valid(key)
-        if "TABLE" in flags:
-            store, table = self.table()
-            flags = [table if word == "TABLE" else word for word in flags]
+        if "PART" in flags or "TABLE" in flags:
+            store = self.part()
+        flags = [self.table() if word == "TABLE" else word for word in flags if word != "PART"]
         flags = [self.bare_save(word.lower()) if word in ("TRAIN", "VALID") else word for word in flags]
         if "fixed" in flags or key == "ffn":
             flags = [*flags, "--path", self.recipe.args.checkpoint, "--data", self.recipe.args.data]
@@ -117,6 +120,7 @@ def measure(recipe: Recipe) -> dict:
     knn = ["--knn-datastore", store]
     halves = made.saves("knn", *knn)
     result = {"lm": lm_perplexity(halves[1]), "knn": {**recipe.tune(*halves), "bytes": folder_bytes(store)}}
+    result |= {"epochs": int(recipe.args.epochs), "fraction": float(recipe.args.fraction)}
     names = recipe.args.only or list(HEADS)
     heads = {name: made.head(name) for name in names}
     result["rows"] = {}
@@ -150,7 +154,7 @@ def main() -> None:
         (("--only",), {"nargs": "+", "choices": list(HEADS), "metavar": "NAME", "help": "some of the heads"}),
         (("--epochs",), {"default": "2", "help": "passes over the datastore (default: %(default)s)"}),
         (("--stop-tokens",), {"default": "20000", "help": "of valid, that tell when to stop (default: %(default)s)"}),
-        (("--fraction",), {"default": "0.25", "help": "of the datastore, to distil (default: %(default)s)"}),
+        (("--fraction",), {"default": "0.25", "help": "of the datastore, that is a part (default: %(default)s)"}),
     )
     recipe = Recipe("heads", __doc__, *options)
     result = recipe.measured(measure)
@@ -172,7 +176,8 @@ def main() -> None:
     recipe.write_page(
         "Trained parts in the datastore's place (Xu et al. section 4, appendices B and C)",
         f"Perplexity over {tokens:,} tokens, the second half of the validation split; training was stopped and every "
-        "weight tuned on the first half. The size of kNN is that of its keys and values, without the index.",
+        f"weight tuned on the first half. Each head saw its entries {result['epochs']} times at most; a part is "
+        f"{result['fraction']:.0%} of all entries. The size of kNN is that of its keys and values, without the index.",
         [(["", "perplexity", "share of kNN's gain", "oracle", "rows", "size", "tokens/s", "tuned flags"], table)],
         [],
     )
