@@ -176,7 +176,7 @@ def main() -> None:
     recipe.write_page(
         "Trained parts in the datastore's place (Xu et al. section 4, appendices B and C)",
         f"Perplexity over {tokens:,} tokens, the second half of the validation split; training was stopped and every "
-        f"weight tuned on the first half. Each head saw its entries {result['epochs']} times at most; a part is "
+        f"weight tuned on the first half. Passes over the entries in training: {result['epochs']} at most; a part is "
         f"{result['fraction']:.0%} of all entries. The size of kNN is that of its keys and values, without the index.",
         [(["", "perplexity", "share of kNN's gain", "oracle", "rows", "size", "tokens/s", "tuned flags"], table)],
         [],
