@@ -5,8 +5,8 @@ all entries from the mean that stands for them. The cheapest merge always comes 
 happen does not depend on how many are wanted, so all of them are found once.
 
 The cheapest pair of all is each other's cheapest; so are many other pairs. All of these are merged in one round: the
-mean of two is never cheaper to reach than the cheaper of them was (Ward's cost has this property; Murtagh 1983 calls it
-reducible), so a pair stays each other's cheapest, whatever happens elsewhere, until it is merged.
+mean of two is never cheaper to reach than the cheaper of them was (a property of Ward's cost that is called
+reducibility), so a pair stays each other's cheapest, whatever happens elsewhere, until it is merged.
 
 To keep one of two entries as it is (``merging``) moves mass by their whole distance, often several temperatures; their
 mean is half as far from both, which is a quarter of the squared distance.
@@ -27,7 +27,7 @@ ENTRIES_TOGETHER = 256  # of several values, in one matrix: more of them would m
 KEYS_AT_ONCE = 1 << 16  # whose means are computed at once
 
 
-def find_averages(walk: ListWalk) -> Merges:
+def find_averages(walk: ListWalk, lists_at_once: int) -> Merges:
     """All merges of a datastore, group by group of near lists; the cost of each in the place of its distance."""
     entries = len(walk.datastore)
     found = Merges(np.arange(entries), np.full(entries, np.inf, np.float32))
@@ -40,7 +40,7 @@ def find_averages(walk: ListWalk) -> Merges:
                 found.into[removed] = into
                 found.distances[removed] = costs
 
-    walk.each(merge, "merging", LISTS_AT_ONCE)
+    walk.each(merge, "merging", lists_at_once)
     return found
 
 

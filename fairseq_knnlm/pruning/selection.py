@@ -180,7 +180,10 @@ def _scores(
 ) -> dict[str, np.ndarray]:
     """What the method says of every entry."""
     if options.method in ("merge", "average"):
-        merges = find_averages(walk) if options.method == "average" else find_merges(walk, settings["neighbors"])
+        if options.method == "average":
+            merges = find_averages(walk, settings["lists_at_once"])
+        else:
+            merges = find_merges(walk, settings["neighbors"])
         return {"into": merges.into, "distances": merges.distances}
     queries = None
     if options.queries is not None:
