@@ -3,8 +3,10 @@
     python examples/papers/pruning.py DATA CHECKPOINT WORK [--datastore DIR] [--methods random,average]
 
 (He et al. 2020, whose lesson it is; He et al. 2021, Table 3.) Valid is scored with every pruned datastore, with every
-visited entry, in two halves: lambda and temperature are tuned on the first, the table is of the second. A pruned
-datastore is removed once both halves are scored, unless --keep-datastores is given.
+visited entry, in two halves: lambda and temperature are tuned on the first, the table is of the second. A method whose
+name ends in -steps prunes to the largest share first, then the result to the next one, and so on: each step has an
+index of what is left, in whose lists there are more entries to merge with. A pruned datastore is removed once both
+halves are scored and no step needs it, unless --keep-datastores is given.
 """
 
 import json
@@ -21,11 +23,12 @@ VARIANTS = {
     "merge-32": ("merge", "--neighbors", "32"),
     "merge-unweighted": ("merge", "--no-weights"),
     "average": ("average",),
+    "average-steps": ("average",),
     "retrieved": ("retrieved",),
     "learned": ("learned",),
     "learned-unweighted": ("learned", "--no-weights"),
 }
-METHODS = "random,merge,average,retrieved,learned"
+METHODS = "random,merge,average,average-steps,retrieved,learned"
 FRACTIONS = "0.01,0.05,0.1,0.25,0.5"
 
 
@@ -45,19 +48,40 @@ def result(recipe: Recipe, name: str, store: Path) -> dict:
     return {"entries": facts["identity"]["entries"], **recipe.tune(*folders)}
 
 
+def is_scored(recipe: Recipe, name: str) -> bool:
+    return all((recipe.work / f"pruning-{name}-{half}" / "run.json").exists() for half in (0, 1))
+
+
+def measure_method(recipe: Recipe, method: str, whole: Path, fractions: list[float]) -> list[dict]:
+    """A method at every share, the largest first."""
+    rows, stores, in_steps = [], [], method.endswith("-steps")
+    names = [f"{method}-{fraction:g}" for fraction in fractions]
+    for place, (name, fraction) in enumerate(zip(names, fractions)):
+        source, share = (stores[-1], fractions[place - 1]) if in_steps and stores else (whole, 1.0)
+        store = recipe.work / f"pruned-{name}"
+        how = ["--keep", f"{fraction / share:g}", "--method", *VARIANTS[method]]
+        done = all(is_scored(recipe, other) for other in (names if in_steps else [name]))
+        recipe.run("knnlm", "prune", source, *how, "-o", store, done=done)
+        rows.append({"method": method, "keep": fraction, **result(recipe, name, store)})
+        stores.append(store)
+        if not in_steps:
+            remove(recipe, stores)
+    remove(recipe, stores)
+    return rows
+
+
+def remove(recipe: Recipe, stores: list[Path]) -> None:
+    for store in stores:
+        if store.exists() and not recipe.args.keep_datastores:
+            shutil.rmtree(store)
+
+
 def measure(recipe: Recipe) -> dict:
     whole = Path(recipe.args.datastore) if recipe.args.datastore else recipe.datastore()
+    fractions = sorted(map(float, recipe.args.fractions.split(",")), reverse=True)
     results = {"whole": result(recipe, "whole", whole), "pruned": []}
     for method in recipe.args.methods.split(","):
-        for fraction in recipe.args.fractions.split(","):
-            name = f"{method}-{fraction}"
-            store = recipe.work / f"pruned-{name}"
-            done = all((recipe.work / f"pruning-{name}-{half}" / "run.json").exists() for half in (0, 1))
-            words = ["knnlm", "prune", whole, "--keep", fraction, "--method", *VARIANTS[method], "-o", store]
-            recipe.run(*words, done=done)
-            results["pruned"].append({"method": method, "keep": float(fraction), **result(recipe, name, store)})
-            if not recipe.args.keep_datastores and store.exists():
-                shutil.rmtree(store)
+        results["pruned"] += measure_method(recipe, method, whole, fractions)
     return results
 
 

@@ -2,10 +2,11 @@
 
     python examples/prototypes/run.py WORK --train FILE[,FILE...] --valid FILE[,FILE...] [--size toy]
 
-Makes sentences (sentences.py), binarises them, trains a small LM for their embeddings, then the models, one after the
-other: the decoder alone (LM), the editor with a uniform prior (dense), the editor with a Dirichlet prior at each of
---alphas (sparse). All are scored on the same test sentences. What is done is not done again, and a training that was
-interrupted goes on from its last checkpoint. toy takes minutes, full about an hour on two cores.
+Makes sentences (sentences.py), binarises them, trains a small LM for their embeddings (or takes --encoder), then the
+models, one after the other: the decoder alone (LM), the editor with a uniform prior (dense), the editor with a
+Dirichlet prior at each of --alphas (sparse). All are scored on the same test sentences. What is done is not done again,
+and a training that was interrupted goes on from its last checkpoint. toy takes minutes, full an
+hour or two.
 """
 
 import json
@@ -51,17 +52,22 @@ class Prototypes:
         splits = [word for split in names for word in (f"--{split}pref", self.text / f"{split}.txt")]
         flags = ["--only-source", *splits, "--destdir", self.data, "--nwordssrc", size["words"]]
         self.recipe.run("fairseq-preprocess", *flags, done=(self.data / "test.idx").exists())
-        lm = self.train(
+        source = ["--encoder", args.encoder] if args.encoder else ["--path", self.embedding_lm()]
+        for split in names:
+            folder = self.embeddings / split
+            flags = ["--data", self.data, *source, "--split", split, "-o", folder]
+            self.recipe.run("knnlm", "embed", *flags, done=(folder / "embeddings.json").exists())
+
+    def embedding_lm(self) -> Path:
+        """A small LM whose states are the embeddings."""
+        size = self.size
+        return self.train(
             "embedding-lm", "--task", "knn_language_modeling", "--arch", "transformer_lm", "--decoder-layers", 2,
             "--decoder-embed-dim", 2 * size["embed"], "--decoder-ffn-embed-dim", 4 * size["embed"],
             "--decoder-attention-heads", 4, "--decoder-normalize-before", "--share-decoder-input-output-embed",
             "--sample-break-mode", "eos", "--tokens-per-sample", 64, "--max-tokens", 2048, "--dropout", 0.1,
             "--lr", 0.002, "--max-epoch", size["lm_epochs"],
         )  # fmt: skip
-        for split in ("train", "valid", "test"):
-            folder = self.embeddings / split
-            flags = ["--data", self.data, "--path", lm, "--split", split, "-o", folder]
-            self.recipe.run("knnlm", "embed", *flags, done=(folder / "embeddings.json").exists())
 
     def train(self, name: str, *flags: object) -> Path:
         """A model; its best checkpoint."""
@@ -127,6 +133,7 @@ def main() -> None:
         (("--epochs",), {"help": "of each editor (default: 6, toy 4)"}),
         (("--alphas",), {"default": "0.1,0.2,0.3", "help": "of the sparse editors (default: %(default)s)"}),
         (("--arch",), {"default": "sparse_editor", "help": "or sparse_editor_transformer"}),
+        (("--encoder",), {"help": "folder of a sentence encoder, instead of a small LM that is trained first"}),
     )
     recipe = Recipe("prototypes", __doc__, *options, places=("work",))
     if not recipe.args.report and not (recipe.args.train and recipe.args.valid):

@@ -19,6 +19,7 @@ def add_embed_command(add_command: Add) -> None:
     add("--split", default="train", help="(default: %(default)s)")
     source = command.add_mutually_exclusive_group(required=True)
     source.add_argument("--path", metavar="CHECKPOINT", help="an LM: the mean of its states over the words")
+    source.add_argument("--encoder", metavar="DIR", help="or a sentence encoder of Hugging Face in a folder")
     source.add_argument("--array", metavar="FILE", help="or your own: a .npy file with one row per sentence")
     add("--key", default="ffn_input_ln", help="which state of the LM, as for a datastore (default: %(default)s)")
     add("--layer", type=int, help="of the LM; negative counts from the end (default: the last)")
@@ -40,7 +41,12 @@ def embed(args: argparse.Namespace) -> int:
     check_dictionary_exists(args.data)
     dictionary = Dictionary.load(str(Path(args.data) / "dict.txt"))
     sentences = load_sentences(args.data, args.split, dictionary, args.longest_sentence)
-    array, source = _given(args) if args.array else _states(args, sentences, dictionary)
+    if args.array:
+        array, source = _given(args)
+    elif args.encoder:
+        array, source = _encoded(args, sentences, dictionary)
+    else:
+        array, source = _states(args, sentences, dictionary)
     digest = dictionary_facts(dictionary)["dictionary_sha256"]
     facts = write_embeddings(folder, array, sentences, digest, {"split": args.split, **source})
     print(f"{folder}: {facts.sentences:,} sentences of {args.split}, {facts.dim} dimensions")
@@ -57,6 +63,15 @@ def _given(args: argparse.Namespace) -> tuple[np.ndarray, dict[str, Any]]:
         reason = " ".join(str(error).split())
         raise KnnlmError(f"{path} cannot be read as an array ({reason:.100}); give a .npy file of numbers") from error
     return array, {"array": path.name, "array_file_sha256": file_sha256(path)}
+
+
+def _encoded(args: argparse.Namespace, sentences: Any, dictionary: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    from ..models.hf_loading import HFFolder
+    from ..models.hf_sentence_encoder import encode_sentences
+
+    place = HFFolder(Path(args.encoder))
+    words = [sentences.text(number, dictionary).split() for number in range(len(sentences))]
+    return encode_sentences(place, words), {"encoder": place.folder.name, "encoder_sha256": place.fingerprint()}
 
 
 def _states(args: argparse.Namespace, sentences: Any, dictionary: Any) -> tuple[np.ndarray, dict[str, Any]]:
