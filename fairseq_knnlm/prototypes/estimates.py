@@ -1,10 +1,11 @@
 """How probable sentences are under the neural editor, by importance weighting.
 
-    log p(x) = log sum_t p(t) E_p(z) [p(x|t, z)],    E_p(z) [p(x|t, z)] = E_q(z|t, x) [p(x|t, z) p(z) / q(z|t, x)]
+    log p(x) = log sum_t p(t) E_p(z) [p(x|t, z)],    E_p(z) [p(x|t, z)] = E_r(z) [p(x|t, z) p(z) / r(z)]
 
 The sum goes over the prototypes that the retriever ranks first, or over all of them; the inner expectation is the mean
-over some edit vectors. What the other prototypes add is estimated from a few of them, drawn from p(t): leaving them out
-would count as nothing what is most of the mass of a dense prior. Either way the estimate is a lower bound in the mean.
+over some edit vectors, most of them from q(z|t, x) and some from p(z) (``EditVectors.weighted``). What the other
+prototypes add is estimated from a few of them, drawn from p(t): leaving them out would count as nothing what is most of
+the mass of a dense prior. Either way the estimate is a lower bound in the mean.
 """
 
 import math
@@ -71,11 +72,10 @@ def retrieve(model: Any, prototypes: PrototypeSet, embeddings: np.ndarray, own: 
 def pair_log_probs(model: Any, pairs: tuple[Tensor, Tensor], samples: int) -> Tensor:
     """log p(x|t) of pairs of prototypes and sentences, (m, S) and (m, T) tokens: the mean over ``samples`` z, (m,)."""
     prototypes, sentences = pairs
-    means = model.edit_encoder(prototypes, sentences).repeat_interleave(samples, dim=0)
-    edits = model.edits.sample(means)
+    edits, log_weights = model.edits.weighted(model.edit_encoder(prototypes, sentences), samples)
     read = model.editor.read(prototypes).repeat(samples)
     scores = model.editor.log_likelihood(sentences.repeat_interleave(samples, dim=0), read, edits, model.eos)
-    weighted = (scores + model.edits.log_ratio(edits, means)).double().view(-1, samples)
+    weighted = (scores + log_weights).double().view(-1, samples)
     return torch.logsumexp(weighted, dim=1) - math.log(samples)
 
 

@@ -60,9 +60,25 @@ class EditVectors:
         """(n, d), (n, d) -> (n,)."""
         return self.kappa * (samples * means).sum(dim=-1) + self._log_normaliser
 
-    def log_ratio(self, samples: Tensor, means: Tensor) -> Tensor:
-        """log p(z) - log q(z|t, x): what a sample weighs. (n, d), (n, d) -> (n,)."""
-        return self.log_prior - self.log_density(samples, means)
+    def weighted(self, means: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Samples for means over the uniform prior, and what each weighs: (n, d) -> (n * count, d), (n * count,) logs.
+
+        Most are drawn around the mean, a quarter from the prior itself (one at least, if there are two). A weight is
+        p(z) divided by the mean density of all ``count`` draws (the balance heuristic of Veach & Guibas 1995): without
+        bias, and never more than count / quarter. Samples around the mean alone would weigh next to nothing wherever
+        the sentence hardly depends on z, and their mean would miss most of the probability.
+        """
+        uniform = 0 if count == 1 else max(1, count // 4)
+        repeated = means.repeat_interleave(count, dim=0)
+        samples = self.sample(repeated)
+        if not uniform:
+            return samples, self.log_prior - self.log_density(samples, repeated)
+        from_prior = torch.arange(count, device=means.device).ge(count - uniform).repeat(len(means))
+        drawn = F.normalize(torch.randn_like(samples), dim=-1)
+        samples = torch.where(from_prior[:, None], drawn, samples)
+        around = self.log_density(samples, repeated) + math.log((count - uniform) / count)
+        anywhere = torch.full_like(around, self.log_prior + math.log(uniform / count))
+        return samples, self.log_prior - torch.logaddexp(around, anywhere)
 
     def sample(self, means: Tensor) -> Tensor:
         """One sample for each mean, (n, d) -> (n, d); gradients go through the means.

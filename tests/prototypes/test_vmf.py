@@ -51,7 +51,7 @@ def test_samples(dim, kappa):
     # the rest of the mean points nowhere
     assert float((samples.mean(dim=0) - along.mean() * mean).norm()) < error
     # KL = E_q[log q - log p], by Monte Carlo and by the formula; and E_q[p / q] = 1
-    ratio = edits.log_ratio(samples, mean.expand(count, -1))
+    ratio = edits.log_prior - edits.log_density(samples, mean.expand(count, -1))
     spread = 5 * float(ratio.std()) / math.sqrt(count)
     assert float(-ratio.mean()) == pytest.approx(edits.kl, abs=spread)
 
@@ -67,6 +67,24 @@ def test_density_integrates_to_one():
     points = uniform_on_sphere(100_000, 4)
     density = EditVectors(4, 2.0).log_density(points, points[:1])
     assert float((density - log_uniform_density(4)).exp().mean()) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16])
+def test_weighted_samples_have_the_means_of_the_uniform_distribution(count):
+    """The mean of exp(c . z) over the sphere is C(0) / C(|c|); of a constant it is the constant."""
+    torch.manual_seed(5)
+    edits, repeats = EditVectors(5, 6.0), 40_000
+    mean, other = F.normalize(torch.randn(2, 5), dim=1)
+    samples, log_weights = edits.weighted(mean.expand(repeats, -1), count)
+    assert samples.shape == (repeats * count, 5) and log_weights.shape == (repeats * count,)
+    torch.testing.assert_close(samples.norm(dim=1), torch.ones(len(samples)), atol=1e-5, rtol=0)
+    weights = log_weights.double().exp()
+    if count > 1:
+        assert float(weights.max()) <= count / max(1, count // 4) + 1e-6
+    for direction, length in ((mean, 2.0), (other, 2.0), (mean, 0.01)):
+        terms = (weights * (length * samples @ direction).double().exp()).view(repeats, count).mean(dim=1)
+        exact = math.exp(log_uniform_density(5) - log_normaliser(5, length))
+        assert float(terms.mean()) == pytest.approx(exact, abs=5 * float(terms.std()) / math.sqrt(repeats))
 
 
 def test_gradients_go_through_the_mean():
