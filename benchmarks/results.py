@@ -26,7 +26,7 @@ RESULTS = DOCS / "results.json"
 PAGES = (
     "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "pruning",
     "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "spalm_words", "spalm_characters",
-    "hugging_face", "prototypes",
+    "hugging_face", "prototypes_wikipedia", "prototypes_novels",
 )  # fmt: skip
 COMPARISONS = ("spalm_words", "spalm_characters")  # by examples/spalm/compare.py
 
@@ -171,8 +171,9 @@ def writer_of(page: str, folder: Path) -> list[object]:
         return [EXAMPLES / page / "page.py", "--report", folder]
     if page in COMPARISONS:
         return [EXAMPLES / "spalm/compare.py", "--report", "--name", page, "--out", folder]
-    recipe = EXAMPLES / ("prototypes/run.py" if page == "prototypes" else f"papers/{page}.py")
-    return [recipe, "--report", "--out", folder]
+    if page.startswith("prototypes_"):
+        return [EXAMPLES / "prototypes/run.py", "--report", "--name", page, "--out", folder]
+    return [EXAMPLES / f"papers/{page}.py", "--report", "--out", folder]
 
 
 def _write(*command: object) -> None:

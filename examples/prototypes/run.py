@@ -10,7 +10,9 @@ hour or two.
 """
 
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "papers"))
@@ -110,18 +112,33 @@ class Prototypes:
         return {**result, "exact": self.ask(f"{name}-exact", "evaluate", model, *exact)["rows"][0], "words": words}
 
 
+def train_all(made: Prototypes, flags: dict[str, tuple[object, ...]]) -> dict[str, Path]:
+    """Models by name, several at once with one thread each: a small network gains little from a second thread."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        with ThreadPoolExecutor(made.recipe.args.jobs) as pool:
+            return dict(zip(flags, pool.map(lambda name: made.editor(name, *flags[name]), flags)))
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
 def measure(recipe: Recipe) -> dict:
-    made = Prototypes(recipe)
+    made, alphas = Prototypes(recipe), recipe.args.alphas.split(",")
     made.prepare()
-    lm = made.editor("lm", "--prototype-prior", "none")
-    scored = ["--sentences", made.size["scored"]]
-    rows = {"LM": made.ask("lm-score", "evaluate", lm, *scored)}
-    dense = made.editor("dense", "--prototype-prior", "uniform")
-    rows["dense editor"] = made.measure("dense", dense, sparse=False)
-    for alpha in recipe.args.alphas.split(","):
-        model = made.editor(f"sparse-{alpha}", "--prototype-alpha", alpha)
-        rows[f"sparse editor, alpha {alpha}"] = made.measure(f"sparse-{alpha}", model, sparse=True)
-    return {"size": made.size, "rows": rows}
+    models = train_all(made, {
+        "lm": ("--prototype-prior", "none"),
+        "dense": ("--prototype-prior", "uniform"),
+        **{f"sparse-{alpha}": ("--prototype-alpha", alpha) for alpha in alphas},
+    })  # fmt: skip
+    rows = {"LM": made.ask("lm-score", "evaluate", models["lm"], "--sentences", made.size["scored"])}
+    rows["dense editor"] = made.measure("dense", models["dense"], sparse=False)
+    for alpha in alphas:
+        name = f"sparse-{alpha}"
+        rows[f"sparse editor, alpha {alpha}"] = made.measure(name, models[name], sparse=True)
+    return {"text": recipe.args.text, "size": made.size, "rows": rows}
 
 
 def main() -> None:
@@ -133,15 +150,19 @@ def main() -> None:
         (("--epochs",), {"help": "of each editor (default: 6, toy 4)"}),
         (("--alphas",), {"default": "0.1,0.2,0.3", "help": "of the sparse editors (default: %(default)s)"}),
         (("--arch",), {"default": "sparse_editor", "help": "or sparse_editor_transformer"}),
+        (("--jobs",), {"type": int, "default": 2, "help": "models that are trained at once (default: %(default)s)"}),
+        (("--text",), {"default": "sentences", "help": "what the sentences are of, for the title of the page"}),
+        (("--name",), {"default": "prototypes", "help": "of the page and its JSON file (default: %(default)s)"}),
         (("--encoder",), {"help": "folder of a sentence encoder, instead of a small LM that is trained first"}),
     )
     recipe = Recipe("prototypes", __doc__, *options, places=("work",))
+    recipe.name = recipe.args.name
     if not recipe.args.report and not (recipe.args.train and recipe.args.valid):
         sys.exit("error: --train and --valid are needed to measure (--report --out DIR to write the page again)")
     result = recipe.measured(measure)
     size, rows = result["size"], result["rows"]
     recipe.write_page(
-        "Sparse prototypes (He et al. 2020)",
+        f"Sparse prototypes (He et al. 2020): {result['text']}",
         f"{size['count']:,} training sentences of 5 to 20 tokens, each of them a prototype; perplexity of "
         f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
         f"included) by importance weighting: {size['top']} prototypes by q(t|x), {rows['LM']['rest']} others, "

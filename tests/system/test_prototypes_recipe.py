@@ -61,10 +61,11 @@ def test_the_page_comes_from_the_json(tmp_path):
             "exact": {"sentences_per_second": 40.0, "bytes": 9600},
         },
     }  # fmt: skip
-    content = {"results": {"size": {"count": 2000, "top": 10, "samples": 3}, "rows": rows}}
-    (tmp_path / "prototypes.json").write_text(json.dumps(content))
-    run(sys.executable, SCRIPTS / "run.py", "--report", "--out", tmp_path)
-    page = (tmp_path / "prototypes.md").read_text()
+    content = {"results": {"text": "old songs", "size": {"count": 2000, "top": 10, "samples": 3}, "rows": rows}}
+    (tmp_path / "prototypes_songs.json").write_text(json.dumps(content))
+    run(sys.executable, SCRIPTS / "run.py", "--report", "--out", tmp_path, "--name", "prototypes_songs")
+    page = (tmp_path / "prototypes_songs.md").read_text()
+    assert page.startswith("## Sparse prototypes (He et al. 2020): old songs\n")
     assert "| sparse editor, alpha 0.1 | 50.00 | 50.00 | 50.00 | 20 | 1.0% | 40.00 | 80.0 | 10 |" in page
     assert "| dense editor | 25.0% |" in page
 
