@@ -100,10 +100,10 @@ class Prototypes:
         return json.loads(file.read_text())
 
     def measure(self, name: str, model: Path, sparse: bool) -> dict:
-        """Perplexity with all prototypes and with the active ones; test time of the sum over those that are kept."""
+        """Perplexity with all prototypes and with fewer; test time of the sum over those that are kept."""
         size, kept = self.size, "active" if sparse else "all"
         scoring = ["--sentences", size["scored"], "--top", size["top"], "--samples", size["samples"]]
-        pruned = ["--prune-num", f"all,active,{max(1, size['count'] // 100)}"] if sparse else []
+        pruned = ["--prune-num", f"all,active,{max(1, size['count'] // 100)},1"] if sparse else []
         result = self.ask(f"{name}-score", "evaluate", model, *scoring, *pruned)
         # A sum over all of the dense editor's prototypes takes seconds for a sentence, so it is timed on a few: the
         # same ones for every model, because time grows with length.
@@ -175,11 +175,12 @@ def main() -> None:
 
 
 def table_of_models(rows: dict) -> tuple[list[str], list[list[str]]]:
-    header = ["", "perplexity", "active only", "1% only", "active", "share", "sentences/s", "times dense", "kB"]
+    header = ["", "perplexity", "active only", "1% only", "one only"]
+    header += ["active", "share", "sentences/s", "times dense", "kB"]
     table = []
     for name, row in rows.items():
         found = [f"{score['perplexity']:.2f}" for score in row["rows"]]
-        found += [""] * (3 - len(found))
+        found += [""] * (4 - len(found))
         if "exact" not in row:
             table.append([name, *found, "", "", f"{row['rows'][0]['sentences_per_second']:,.0f}", "", ""])
             continue

@@ -57,7 +57,7 @@ def test_the_page_comes_from_the_json(tmp_path):
         "LM": {**about, "rows": [score]},
         "dense editor": {**about, "rows": [score], "active": 1800, "exact": exact, "words": words},
         "sparse editor, alpha 0.1": {
-            **about, "rows": [score] * 3, "active": 20, "words": words,
+            **about, "rows": [score] * 4, "active": 20, "words": words,
             "exact": {"sentences_per_second": 40.0, "bytes": 9600},
         },
     }  # fmt: skip
@@ -66,7 +66,7 @@ def test_the_page_comes_from_the_json(tmp_path):
     run(sys.executable, SCRIPTS / "run.py", "--report", "--out", tmp_path, "--name", "prototypes_songs")
     page = (tmp_path / "prototypes_songs.md").read_text()
     assert page.startswith("## Sparse prototypes (He et al. 2020): old songs\n")
-    assert "| sparse editor, alpha 0.1 | 50.00 | 50.00 | 50.00 | 20 | 1.0% | 40.00 | 80.0 | 10 |" in page
+    assert "| sparse editor, alpha 0.1 | 50.00 | 50.00 | 50.00 | 50.00 | 20 | 1.0% | 40.00 | 80.0 | 10 |" in page
     assert "| dense editor | 25.0% |" in page
 
 
