@@ -1,6 +1,7 @@
 """Sparse prototypes (He et al. 2020): an LM, the dense editor and sparse ones, on short sentences.
 
     python examples/prototypes/run.py WORK --train FILE[,FILE...] --valid FILE[,FILE...] [--size toy]
+    python examples/prototypes/run.py WORK --sentences DIR
 
 Makes sentences (sentences.py), binarises them, trains a small LM for their embeddings (or takes --encoder), then the
 models, one after the other: the decoder alone (LM), the editor with a uniform prior (dense), the editor with a
@@ -9,6 +10,7 @@ and a training that was interrupted goes on from its last checkpoint. toy takes 
 hour or two.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -43,13 +45,18 @@ class Prototypes:
         for name in ("count", "epochs"):
             self.size[name] = int(getattr(args, name) or self.size[name])
         self.text, self.data, self.embeddings = self.work / "text", self.work / "bin", self.work / "embeddings"
+        if args.sentences:
+            self.text = Path(args.sentences)
+            with open(self.text / "train.txt", encoding="utf-8") as file:
+                self.size["count"] = sum(1 for _ in file)
 
     def prepare(self) -> None:
         args, size = self.recipe.args, self.size
-        script = Path(__file__).resolve().parent / "sentences.py"
-        words = ["--train", args.train, "--valid", args.valid, "--count", size["count"], "--held-out", size["held_out"]]
-        done = (self.text / "train.txt").exists()
-        self.recipe.run("python", script, self.text, *words, done=done)
+        if not args.sentences:
+            script = Path(__file__).resolve().parent / "sentences.py"
+            words = ["--train", args.train, "--valid", args.valid]
+            words += ["--count", size["count"], "--held-out", size["held_out"]]
+            self.recipe.run("python", script, self.text, *words, done=(self.text / "train.txt").exists())
         names = ("train", "valid", "test")
         splits = [word for split in names for word in (f"--{split}pref", self.text / f"{split}.txt")]
         flags = ["--only-source", *splits, "--destdir", self.data, "--nwordssrc", size["words"]]
@@ -145,6 +152,7 @@ def main() -> None:
     options = (
         (("--train",), {"help": "tokenised text, plain or gzipped: files separated by commas"}),
         (("--valid",), {"help": "text of other documents"}),
+        (("--sentences",), {"help": "instead: a folder with train.txt, valid.txt and test.txt, a sentence to a line"}),
         (("--size",), {"choices": list(SIZES), "default": "full"}),
         (("--count",), {"help": "sentences of train (default: 20000, toy 2000)"}),
         (("--epochs",), {"help": "of each editor (default: 6, toy 4)"}),
@@ -157,13 +165,13 @@ def main() -> None:
     )
     recipe = Recipe("prototypes", __doc__, *options, places=("work",))
     recipe.name = recipe.args.name
-    if not recipe.args.report and not (recipe.args.train and recipe.args.valid):
-        sys.exit("error: --train and --valid are needed to measure (--report --out DIR to write the page again)")
+    if not recipe.args.report:
+        check_text(recipe.args)
     result = recipe.measured(measure)
     size, rows = result["size"], result["rows"]
     recipe.write_page(
         f"Sparse prototypes (He et al. 2020): {result['text']}",
-        f"{size['count']:,} training sentences of 5 to 20 tokens, each of them a prototype; perplexity of "
+        f"{size['count']:,} training sentences, each of them a prototype; perplexity of "
         f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
         f"included) by importance weighting: {size['top']} prototypes by q(t|x), {rows['LM']['rest']} others, "
         f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass. The "
@@ -172,6 +180,17 @@ def main() -> None:
         [table_of_models(rows), table_of_words(rows)],
         [],
     )
+
+
+def check_text(args: argparse.Namespace) -> None:
+    if bool(args.train and args.valid) == bool(args.sentences):
+        sys.exit(
+            "error: --train and --valid, or else --sentences, are needed to measure (--report --out DIR to write the "
+            "page again)"
+        )
+    splits = [Path(args.sentences) / f"{split}.txt" for split in ("train", "valid", "test")] if args.sentences else []
+    if missing := [str(path) for path in splits if not path.is_file()]:
+        sys.exit(f"error: there is no {missing[0]}; --sentences takes a folder with train.txt, valid.txt and test.txt")
 
 
 def table_of_models(rows: dict) -> tuple[list[str], list[list[str]]]:

@@ -70,6 +70,15 @@ def test_the_page_comes_from_the_json(tmp_path):
     assert "| dense editor | 25.0% |" in page
 
 
+def test_a_text_is_needed(texts, tmp_path):
+    def error(*flags: object) -> str:
+        return run(sys.executable, SCRIPTS / "run.py", tmp_path / "work", *flags, check=False).stderr
+
+    assert "--train and --valid, or else --sentences" in error()
+    assert "--train and --valid, or else --sentences" in error(*texts, "--sentences", tmp_path)
+    assert f"there is no {tmp_path}/train.txt" in error("--sentences", tmp_path)
+
+
 @pytest.mark.slow
 def test_all_of_it(texts, tmp_path):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
