@@ -14,9 +14,9 @@ def add_prune_command(add_command: Add) -> None:
     add("datastore", metavar="DIR")
     add("--keep", type=float, required=True, metavar="SHARE", help="of the entries, above 0 and at most 1")
     add(
-        "--method", required=True, choices=METHODS,
+        "--method", default="average", choices=METHODS,
         help="random; merge near entries with the same value into one of them; or into the average of their keys; keep "
-        "those that are retrieved with the right value; or learn a sparse posterior",
+        "those that are retrieved with the right value; or learn a sparse posterior (default: %(default)s)",
     )  # fmt: skip
     add("-o", "--output", required=True, metavar="DIR", help="the datastore to create")
     add("--seed", type=int, default=1, help="of what is drawn, and of who stays of equals (default: %(default)s)")

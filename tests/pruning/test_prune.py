@@ -54,6 +54,11 @@ def test_the_command(knnlm, store, tmp_path):
     assert code == 1 and "holds another datastore" in printed and "Traceback" not in printed
 
 
+def test_averages_unless_told_otherwise(knnlm, store, tmp_path):
+    assert knnlm("prune", store.folder, "--keep", "0.3", "-o", tmp_path / "small")[0] == 0
+    assert Datastore(tmp_path / "small").manifest.source["subsample"]["method"] == "average"
+
+
 def test_methods_of_the_command_are_those_of_the_package():
     from fairseq_knnlm.cli import prune_command
 
