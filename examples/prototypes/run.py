@@ -25,11 +25,13 @@ SIZES = {
     # sentences, held out, words of the vocabulary, epochs of the LM and of the editors, dims, and what is scored
     "toy": {
         "count": 2000, "held_out": 200, "words": 2000, "lm_epochs": 3, "epochs": 4, "embed": 48, "hidden": 64,
-        "edit": 16, "kappa": 15, "batch": 32, "warmup": 100, "scored": 100, "top": 10, "samples": 3, "timed": 2,
+        "edit": 16, "kappa": 15, "batch": 32, "warmup": 100, "scored": 100, "top": 10, "rest": 10, "samples": 3,
+        "timed": 2,
     },
     "full": {
         "count": 20000, "held_out": 1000, "words": 8000, "lm_epochs": 5, "epochs": 6, "embed": 128, "hidden": 256,
-        "edit": 50, "kappa": 30, "batch": 64, "warmup": 1000, "scored": 500, "top": 20, "samples": 5, "timed": 3,
+        "edit": 50, "kappa": 30, "batch": 64, "warmup": 1000, "scored": 500, "top": 20, "rest": 30, "samples": 5,
+        "timed": 3,
     },
 }  # fmt: skip
 PLUGIN = ["--user-dir", REPOSITORY / "fairseq_knnlm"]
@@ -109,7 +111,8 @@ class Prototypes:
     def measure(self, name: str, model: Path, sparse: bool) -> dict:
         """Perplexity with all prototypes and with fewer; test time of the sum over those that are kept."""
         size, kept = self.size, "active" if sparse else "all"
-        scoring = ["--sentences", size["scored"], "--top", size["top"], "--samples", size["samples"]]
+        scoring = ["--sentences", size["scored"], "--top", size["top"], "--rest", size["rest"]]
+        scoring += ["--samples", size["samples"]]
         pruned = ["--prune-num", f"all,active,{max(1, size['count'] // 100)},1"] if sparse else []
         result = self.ask(f"{name}-score", "evaluate", model, *scoring, *pruned)
         # A sum over all of the dense editor's prototypes takes seconds for a sentence, so it is timed on a few: the
@@ -173,7 +176,7 @@ def main() -> None:
         f"Sparse prototypes (He et al. 2020): {result['text']}",
         f"{size['count']:,} training sentences, each of them a prototype; perplexity of "
         f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
-        f"included) by importance weighting: {size['top']} prototypes by q(t|x), {rows['LM']['rest']} others, "
+        f"included) by importance weighting: {size['top']} prototypes by q(t|x), {size['rest']} others, "
         f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass. The "
         "time of a test sentence is that of the sum over all prototypes that are kept: all of the dense editor's, the "
         "active ones of the sparse editors'.",

@@ -51,7 +51,7 @@ def test_sentences(texts, tmp_path):
 def test_the_page_comes_from_the_json(tmp_path):
     score = {"perplexity": 50.0, "sentences_per_second": 200.0, "bytes": 4000}
     words = {"prototypes": 2000, "kept": [{"class": "ranks 1 to 100", "words": 5, "kept": 0.25}]}
-    about = {"sentences": 100, "tokens": 1500, "rest": 10}
+    about = {"sentences": 100, "tokens": 1500}
     exact = {"sentences_per_second": 0.5, "bytes": 960000}
     rows = {
         "LM": {**about, "rows": [score]},
@@ -61,7 +61,8 @@ def test_the_page_comes_from_the_json(tmp_path):
             "exact": {"sentences_per_second": 40.0, "bytes": 9600},
         },
     }  # fmt: skip
-    content = {"results": {"text": "old songs", "size": {"count": 2000, "top": 10, "samples": 3}, "rows": rows}}
+    size = {"count": 2000, "top": 10, "rest": 10, "samples": 3}
+    content = {"results": {"text": "old songs", "size": size, "rows": rows}}
     (tmp_path / "prototypes_songs.json").write_text(json.dumps(content))
     run(sys.executable, SCRIPTS / "run.py", "--report", "--out", tmp_path, "--name", "prototypes_songs")
     page = (tmp_path / "prototypes_songs.md").read_text()
