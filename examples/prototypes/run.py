@@ -4,10 +4,10 @@
     python examples/prototypes/run.py WORK --sentences DIR
 
 Makes sentences (sentences.py), binarises them, trains a small LM for their embeddings (or takes --encoder), then the
-models, one after the other: the decoder alone (LM), the editor with a uniform prior (dense), the editor with a
-Dirichlet prior at each of --alphas (sparse). All are scored on the same test sentences. What is done is not done again,
-and a training that was interrupted goes on from its last checkpoint. toy takes minutes, full an
-hour or two.
+models: the decoder alone (LM), once for as long as the editors and once for twice as long, the editor with a uniform
+prior (dense), the editor with a Dirichlet prior at each of --alphas (sparse). All are scored on the same test
+sentences. What is done is not done again, and a training that was interrupted goes on from its last checkpoint. toy
+takes minutes, full an hour or two.
 """
 
 import argparse
@@ -140,10 +140,14 @@ def measure(recipe: Recipe) -> dict:
     made.prepare()
     models = train_all(made, {
         "lm": ("--prototype-prior", "none"),
+        # An editor reads two prototypes for each sentence of a batch, so its decoder learns from each sentence twice.
+        "lm-long": ("--prototype-prior", "none", "--max-epoch", 2 * made.size["epochs"]),
         "dense": ("--prototype-prior", "uniform"),
         **{f"sparse-{alpha}": ("--prototype-alpha", alpha) for alpha in alphas},
     })  # fmt: skip
-    rows = {"LM": made.ask("lm-score", "evaluate", models["lm"], "--sentences", made.size["scored"])}
+    scored = ["--sentences", made.size["scored"]]
+    rows = {"LM": made.ask("lm-score", "evaluate", models["lm"], *scored)}
+    rows["LM, twice the epochs"] = made.ask("lm-long-score", "evaluate", models["lm-long"], *scored)
     rows["dense editor"] = made.measure("dense", models["dense"], sparse=False)
     for alpha in alphas:
         name = f"sparse-{alpha}"

@@ -87,7 +87,9 @@ def test_all_of_it(texts, tmp_path):
     command = [sys.executable, SCRIPTS / "run.py", tmp_path / "work", *flags]
     run(*command, env=environment)
     content = json.loads((tmp_path / "work/results/prototypes.json").read_text())
-    assert list(content["results"]["rows"]) == ["LM", "dense editor", "sparse editor, alpha 0.1"]
+    assert list(content["results"]["rows"]) == [
+        "LM", "LM, twice the epochs", "dense editor", "sparse editor, alpha 0.1",
+    ]  # fmt: skip
     assert all(str(tmp_path) not in command for command in content["commands"])
     again = run(*command, env=environment)
     assert not re.findall(r"^\$ ", again.stderr, re.MULTILINE)  # nothing is run again
