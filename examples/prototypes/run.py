@@ -181,9 +181,9 @@ def main() -> None:
         f"{size['count']:,} training sentences, each of them a prototype; perplexity of "
         f"{rows['LM']['sentences']:,} test sentences of other documents ({rows['LM']['tokens']:,} tokens, ends "
         f"included) by importance weighting: {size['top']} prototypes by q(t|x), {size['rest']} others, "
-        f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass. The "
-        "time of a test sentence is that of the sum over all prototypes that are kept: all of the dense editor's, the "
-        "active ones of the sparse editors'.",
+        f"{size['samples']} edit vectors for each. Active prototypes are the fewest that hold 90% of the mass that "
+        "sentences gave. The time of a test sentence is that of the sum over all prototypes that are kept: all of the "
+        "dense editor's, the active ones of the sparse editors'.",
         [table_of_models(rows), table_of_words(rows)],
         [],
     )

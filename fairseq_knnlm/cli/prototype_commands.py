@@ -36,7 +36,7 @@ def add_prototype_commands(parser: CommandParser) -> None:
     )
     evaluate.add_argument(
         "--prune-num", metavar="K[,K...]",
-        help="keep the K best prototypes; active: those with 90%% of the mass; all: every one (default)",
+        help="keep the K best prototypes; active: those with 90%% of what sentences gave; all: every one (default)",
     )  # fmt: skip
 
     writes = add("generate", generate, "sentences from prototypes of the prior and random edits")
@@ -110,7 +110,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     print(table(["prototypes", "perplexity", "sentences/s", "retrieval, ms per sentence", "memory"], cells))
     if result["active"] is not None:
-        print(f"\n{result['active']:,} of {len(loaded.prototypes()):,} prototypes hold 90% of the mass")
+        print(f"\n{result['active']:,} of {len(loaded.prototypes()):,} prototypes hold 90% of what sentences gave them")
     print(f"{len(sentences):,} sentences of {args.split}, {result['tokens']:,} tokens, ends included")
     return 0
 
@@ -175,7 +175,7 @@ def _active(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(result))
         return 0
-    print(f"{count:,} of {len(kept):,} prototypes hold {args.mass:.0%} of the mass\n")
+    print(f"{count:,} of {len(kept):,} prototypes hold {args.mass:.0%} of what sentences gave them\n")
     if heaviest:
         cells = [[f"{row['mass']:.4f}", row["text"]] for row in heaviest]
         print(table(["mass", "prototype"], cells, left=("prototype",)) + "\n")

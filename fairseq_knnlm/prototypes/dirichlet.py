@@ -31,8 +31,9 @@ def dirichlet_kl(concentration: Tensor, alpha: float) -> Tensor:
 
 
 def count_active(weights: Tensor, mass: float = MASS_OF_ACTIVE) -> int:
-    """The fewest prototypes that hold this share of the mass. weights: (K,), not negative."""
-    shares = (weights.double() / weights.double().sum()).sort(descending=True).values.cumsum(0)
+    """The fewest prototypes that hold this share of the mass. weights: (K,); rounding may leave some below zero."""
+    weights = weights.double().clamp(min=0)
+    shares = (weights / weights.sum()).sort(descending=True).values.cumsum(0)
     return min(int((shares < mass - 1e-12).sum()) + 1, len(weights))
 
 
@@ -76,7 +77,12 @@ class PrototypePrior(nn.Module):
         return 0.0 if self.alpha is None else float(dirichlet_kl(self.concentration, self.alpha))
 
     def active(self, mass: float = MASS_OF_ACTIVE) -> int:
-        return count_active(self.concentration, mass)
+        """The fewest prototypes that hold this share of what sentences gave them.
+
+        alpha, which each has by the prior, is left out: of many prototypes it is a large share of all mass, which
+        would make thousands active that no sentence ever retrieves.
+        """
+        return count_active(self.concentration - (self.alpha or 0.0), mass)
 
     def best(self, count: int) -> Tensor:
         """The prototypes with the most mass, heaviest first; of equals the first. (count,)"""

@@ -54,6 +54,15 @@ def test_active_and_pruned():
     torch.testing.assert_close(prior.log_mean().exp().sum().item(), 1.0)
 
 
+def test_alpha_makes_no_prototype_active():
+    """Two of 1,000 prototypes have all that sentences gave, although the others hold two thirds of the mass."""
+    prior = PrototypePrior(1000, 100, 0.2)
+    prior.concentration.fill_(0.2)
+    prior.concentration[[7, 9]] += 50
+    assert prior.active() == 2
+    assert PrototypePrior(1000, 100, None).active() == 900
+
+
 def test_the_uniform_prior_learns_nothing():
     prior = PrototypePrior(4, 100, None)
     prior.observe(torch.tensor([[1.0, 0, 0, 0]]))
