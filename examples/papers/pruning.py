@@ -17,6 +17,8 @@ from common import Recipe
 
 from fairseq_knnlm.report.plots import plot
 
+LISTS = 32  # visited, the default of --knn-nprobe
+MORE_LISTS = "all entries, more lists"
 VARIANTS = {
     "random": ("random",),
     "merge": ("merge",),
@@ -32,18 +34,18 @@ METHODS = "random,merge,average,average-steps,retrieved,learned"
 FRACTIONS = "0.01,0.05,0.1,0.25,0.5"
 
 
-def saves(recipe: Recipe, name: str, store: Path) -> tuple[Path, Path]:
+def saves(recipe: Recipe, name: str, store: Path, *flags: object) -> tuple[Path, Path]:
     """Both halves of valid, scored with a datastore."""
     recipe.args.parts = "2"
     folders = [recipe.work / f"pruning-{name}-{half}" for half in (0, 1)]
     for half, folder in enumerate(folders):
-        recipe.save(folder, "--knn-datastore", store, "--knn-index", "auto", part=half)
+        recipe.save(folder, "--knn-datastore", store, "--knn-index", "auto", *flags, part=half)
     return folders[0], folders[1]
 
 
-def result(recipe: Recipe, name: str, store: Path) -> dict:
+def result(recipe: Recipe, name: str, store: Path, *flags: object) -> dict:
     """Of the second half of valid, tuned on the first."""
-    folders = saves(recipe, name, store)
+    folders = saves(recipe, name, store, *flags)
     facts = json.loads((folders[1] / "run.json").read_text())["memories"][0]
     return {"entries": facts["identity"]["entries"], **recipe.tune(*folders)}
 
@@ -79,14 +81,21 @@ def remove(recipe: Recipe, stores: list[Path]) -> None:
 def measure(recipe: Recipe) -> dict:
     whole = Path(recipe.args.datastore) if recipe.args.datastore else recipe.datastore()
     fractions = sorted(map(float, recipe.args.fractions.split(",")), reverse=True)
-    results = {"whole": result(recipe, "whole", whole), "pruned": []}
+    results = {"whole": result(recipe, "whole", whole), "more_lists": [], "pruned": []}
+    for fraction in fractions:
+        # A list of a pruned datastore stands for more of the text. As much of it is visited with all entries in as many
+        # more lists, which takes as much longer, so only for the larger shares.
+        if fraction >= 0.25:
+            nprobe = round(LISTS / fraction)
+            found = result(recipe, f"whole-{nprobe}", whole, "--knn-nprobe", nprobe)
+            results["more_lists"].append({"method": MORE_LISTS, "keep": fraction, "nprobe": nprobe, **found})
     for method in recipe.args.methods.split(","):
         results["pruned"] += measure_method(recipe, method, whole, fractions)
     return results
 
 
 def report(recipe: Recipe, results: dict) -> None:
-    whole, rows = results["whole"], results["pruned"]
+    whole, rows = results["whole"], results["pruned"] + results["more_lists"]
     fractions = sorted({row["keep"] for row in rows})
     methods = list(dict.fromkeys(row["method"] for row in rows))
     found = {(row["method"], row["keep"]): row for row in rows}
@@ -104,6 +113,7 @@ def report(recipe: Recipe, results: dict) -> None:
     curves = {
         method: [row["mixture"] for row in sorted(rows, key=lambda row: row["keep"]) if row["method"] == method]
         for method in methods
+        if method != MORE_LISTS
     }
     places = {method: sorted(row["keep"] for row in rows if row["method"] == method) for method in methods}
     for name, level in (("LM alone", whole["lm"]), ("all entries", whole["mixture"])):
@@ -117,7 +127,8 @@ def report(recipe: Recipe, results: dict) -> None:
         "Which entries a datastore needs",
         f"Perplexity over {whole['tokens']:,} tokens, the second half of the validation split, with a share of the "
         f"{whole['entries']:,} entries, and how much that is more than with all of them; lambda and temperature were "
-        "tuned on the first half.",
+        f"tuned on the first half. Each query visits {LISTS} lists; with more lists, as many as it takes to visit as "
+        "much of the text as with that share of the entries.",
         [(["", *shares, "all or none"], cells), (["", *shares, "tuned flags of the last"], lost)],
         ["pruning.svg"],
     )

@@ -135,32 +135,23 @@ def train_all(made: Prototypes, flags: dict[str, tuple[object, ...]]) -> dict[st
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def sparse_editors(args: argparse.Namespace) -> dict[str, tuple[str, tuple[object, ...]]]:
-    """Names of the models, what the page calls them, and their flags."""
-    alphas = args.alphas.split(",")
-    found = {f"sparse-{a}": (f"sparse editor, alpha {a}", ("--prototype-alpha", a)) for a in alphas}
-    for free in filter(None, args.free_bits.split(",")):
-        name, (label, flags) = next(iter(found.items()))
-        found[f"{name}-free-{free}"] = (f"{label}, {free} free nats", (*flags, "--prototype-free-bits", free))
-    return found
-
-
 def measure(recipe: Recipe) -> dict:
-    made, sparse = Prototypes(recipe), sparse_editors(recipe.args)
+    made, alphas = Prototypes(recipe), recipe.args.alphas.split(",")
     made.prepare()
     models = train_all(made, {
         "lm": ("--prototype-prior", "none"),
         # An editor reads two prototypes for each sentence of a batch, so its decoder learns from each sentence twice.
         "lm-long": ("--prototype-prior", "none", "--max-epoch", 2 * made.size["epochs"]),
         "dense": ("--prototype-prior", "uniform"),
-        **{name: flags for name, (_, flags) in sparse.items()},
+        **{f"sparse-{alpha}": ("--prototype-alpha", alpha) for alpha in alphas},
     })  # fmt: skip
     scored = ["--sentences", made.size["scored"]]
     rows = {"LM": made.ask("lm-score", "evaluate", models["lm"], *scored)}
     rows["LM, twice the epochs"] = made.ask("lm-long-score", "evaluate", models["lm-long"], *scored)
     rows["dense editor"] = made.measure("dense", models["dense"], sparse=False)
-    for name, (label, _) in sparse.items():
-        rows[label] = made.measure(name, models[name], sparse=True)
+    for alpha in alphas:
+        name = f"sparse-{alpha}"
+        rows[f"sparse editor, alpha {alpha}"] = made.measure(name, models[name], sparse=True)
     return {"text": recipe.args.text, "size": made.size, "rows": rows}
 
 
@@ -173,7 +164,6 @@ def main() -> None:
         (("--count",), {"help": "sentences of train (default: 20000, toy 2000)"}),
         (("--epochs",), {"help": "of each editor (default: 6, toy 4)"}),
         (("--alphas",), {"default": "0.1,0.2,0.3", "help": "of the sparse editors (default: %(default)s)"}),
-        (("--free-bits",), {"default": "", "help": "also the first alpha with so many nats of the KL of t at no cost"}),
         (("--arch",), {"default": "sparse_editor", "help": "or sparse_editor_transformer"}),
         (("--jobs",), {"type": int, "default": 2, "help": "models that are trained at once (default: %(default)s)"}),
         (("--text",), {"default": "sentences", "help": "what the sentences are of, for the title of the page"}),
