@@ -31,7 +31,7 @@ def methods_of(setting: Setting) -> dict[str, Method]:
     store, small, few = setting.open_datastore(), setting.open_compact(), setting.open_averaged()
     infos = [build_index_if_missing(each, "auto", "l2") for each in (store, small, few)]
     found = {f"k = {k}": Method(store, ["--knn-k", k], infos[0]) for k in ("1024", "all")}
-    compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, a quarter, averaged, {few.dim} x int8")
+    compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, half, averaged, {few.dim} x int8")
     for name, own, info in ((compact, small, infos[1]), (averaged, few, infos[2])):
         for nprobe, far in LISTS:
             flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]

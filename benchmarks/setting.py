@@ -67,9 +67,9 @@ class Setting:
         return Datastore(folder)
 
     def open_averaged(self) -> Datastore:
-        """A quarter of the compact datastore's entries, each the average of some; made if it is missing."""
+        """Half of the compact datastore's entries, some of them averages of others; made if it is missing."""
         folder = self.work / "averaged"
-        run("knnlm", "prune", self.open_compact().folder, "--keep", 0.25, "--method", "average", "-o", folder)
+        run("knnlm", "prune", self.open_compact().folder, "--keep", 0.5, "-o", folder)
         return Datastore(folder)
 
     def tuned(self, name: str, datastore: Path, *flags: object) -> dict[str, str]:
