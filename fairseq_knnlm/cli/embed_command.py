@@ -71,7 +71,8 @@ def _encoded(args: argparse.Namespace, sentences: Any, dictionary: Any) -> tuple
 
     place = HFFolder(Path(args.encoder))
     words = [sentences.text(number, dictionary).split() for number in range(len(sentences))]
-    return encode_sentences(place, words), {"encoder": place.folder.name, "encoder_sha256": place.fingerprint()}
+    array = encode_sentences(place, words)
+    return array, {"encoder": place.folder.name, "weights_sha256": [file_sha256(path) for path in place.weights()]}
 
 
 def _states(args: argparse.Namespace, sentences: Any, dictionary: Any) -> tuple[np.ndarray, dict[str, Any]]:

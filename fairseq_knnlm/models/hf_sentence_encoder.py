@@ -25,20 +25,20 @@ def encode_sentences(place: HFFolder, sentences: Sequence[Sequence[str]]) -> np.
     takes_first, (tokenizer, model) = _takes_first(place.folder), _load(place)
     texts = [" ".join(_as_written(words, tokenizer.unk_token)) for words in sentences]
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    limit = getattr(model.config, "max_position_embeddings", None)
-    result: np.ndarray | None = None
+    longest = tokenizer.model_max_length
+    limit = min(longest, getattr(model.config, "max_position_embeddings", longest))
+    result = np.empty((len(texts), model.config.hidden_size), np.float32)
     with progress("embedding", len(order), " sentences") as bar:
         for start in range(0, len(order), ROWS):
             numbers = order[start : start + ROWS]
-            some = [texts[number] for number in numbers]
-            batch = tokenizer(some, padding=True, truncation=limit is not None, max_length=limit, return_tensors="pt")
+            batch = tokenizer([texts[number] for number in numbers], padding=True, return_tensors="pt")
+            if batch["input_ids"].size(1) > limit:
+                raise KnnlmError(
+                    f"the encoder reads {limit} tokens and a sentence has more; leave it out, or use another encoder"
+                )
             states = model(**batch).last_hidden_state
-            found = states[:, 0] if takes_first else _mean(states, batch["attention_mask"])
-            if result is None:
-                result = np.empty((len(texts), found.size(1)), np.float32)
-            result[numbers] = found.numpy()
+            result[numbers] = states[:, 0] if takes_first else _mean(states, batch["attention_mask"])
             bar.update(len(numbers))
-    assert result is not None  # a split without sentences is refused when it is read
     return result
 
 

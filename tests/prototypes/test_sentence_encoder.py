@@ -1,5 +1,6 @@
 """Embeddings by a sentence encoder in a folder: those that transformers itself gives, sentence by sentence."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny import make_lines
 
 from fairseq_knnlm.data.hf_tokenizer import import_transformers
 from fairseq_knnlm.data.sentences import load_sentences
+from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.models.hf_loading import HFFolder
 from fairseq_knnlm.models.hf_sentence_encoder import encode_sentences
 
@@ -77,7 +79,15 @@ def test_embed_by_an_encoder(encoder, corpus, tmp_path, capsys):
     array = np.load(tmp_path / "valid/embeddings.npy")
     np.testing.assert_allclose(array[1], alone(encoder, sentences.text(1, dictionary), False), atol=1e-5)
     facts = json.loads((tmp_path / "valid/embeddings.json").read_text())
-    assert facts["source"]["encoder"] == encoder.name and len(facts["source"]["encoder_sha256"]) == 64
+    digest = hashlib.sha256((encoder / "model.safetensors").read_bytes()).hexdigest()
+    assert facts["source"] == {"split": "valid", "encoder": encoder.name, "weights_sha256": [digest]}
+
+
+def test_a_sentence_that_is_too_long_is_refused(encoder):
+    choose_pooling(encoder, mean_tokens=True)
+    assert encode_sentences(HFFolder(encoder), [["-"] * 38]).shape == (1, 16)  # with its two marks all 40 positions
+    with pytest.raises(KnnlmError, match="reads 40 tokens and a sentence has more"):
+        encode_sentences(HFFolder(encoder), [["-"] * 39])
 
 
 def test_what_is_no_encoder_is_refused(encoder, corpus, tmp_path, capsys):
