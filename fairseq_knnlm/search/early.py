@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..index.list_files import SortedLists
@@ -33,6 +34,7 @@ class ListEstimates:
         with np.errstate(divide="ignore"):
             self._log_sizes = torch.from_numpy(np.log(self.counts)).float()  # -inf: an empty list has no mass
         self._variances = torch.from_numpy(lists.spreads) / self._dim
+        self._gaussians: dict[float, tuple[Tensor, Tensor]] = {}
         self._means = torch.from_numpy(lists.means) if metric == "ip" else torch.empty(0)
         # One temperature for all that is said early, whatever a run's own is: what was learnt from it stays right.
         self.temperature = lists.info.temperature or float(lists.spreads.mean()) or 1.0
@@ -57,15 +59,26 @@ class ListEstimates:
 
     def log_mass(self, queries: Tensor, lists: np.ndarray, distances: np.ndarray, temperature: float) -> Tensor:
         """The estimated log mass of lists (n, m), -1 for none, whose centroids are so far away (n, m) -> (n, m)."""
-        numbers, near = torch.from_numpy(np.maximum(lists, 0)), torch.from_numpy(distances)
-        variances = self._variances[numbers]
-        log_mass = self._log_sizes[numbers].masked_fill(torch.from_numpy(lists < 0), -torch.inf)
-        if self._metric == "ip":  # whose centroids have unit length, wherever the keys are: so with the means
-            products = torch.bmm(self._means[numbers], queries[:, :, None])[:, :, 0]
-            squares = queries.square().sum(dim=1, keepdim=True)
-            return log_mass + products / temperature + squares * variances / (2 * temperature * temperature)
-        widths = temperature + 2 * variances
-        return log_mass - 0.5 * self._dim * (widths / temperature).log() - near / widths
+        numbers, near = torch.from_numpy(lists), torch.from_numpy(distances)
+        if self._metric == "l2":
+            heights, widths = self._gaussian(temperature)
+            return torch.addcdiv(heights[numbers], near, widths[numbers], value=-1)
+        log_mass, numbers = self._log_sizes[numbers].masked_fill(numbers < 0, -torch.inf), numbers.clamp(min=0)
+        # The centroids of inner products have unit length, wherever the keys are: so with the means.
+        products = torch.bmm(self._means[numbers], queries[:, :, None])[:, :, 0]
+        squares = queries.square().sum(dim=1, keepdim=True)
+        return log_mass + products / temperature + squares * self._variances[numbers] / (2 * temperature * temperature)
+
+    def _gaussian(self, temperature: float) -> tuple[Tensor, Tensor]:
+        """What the estimate for L2 has of each list: its log mass at the centroid, and T + 2 v; (lists + 1,) each.
+
+        The last is for list -1, which means none.
+        """
+        if temperature not in self._gaussians:
+            widths = F.pad(temperature + 2 * self._variances, (0, 1), value=1.0)
+            heights = F.pad(self._log_sizes, (0, 1), value=-torch.inf) - 0.5 * self._dim * (widths / temperature).log()
+            self._gaussians[temperature] = heights, widths
+        return self._gaussians[temperature]
 
     def early(self, queries: np.ndarray, lists: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log of the share of a query's mass that each of its lists may hold, and what a gate may look at.

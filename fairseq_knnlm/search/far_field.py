@@ -7,6 +7,8 @@ Real lists have heavier tails than a Gaussian, so the estimate is too small, for
 factor. The visited lists tell that factor: there both the mass and its estimate are known. So nothing has to be tuned.
 """
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,9 +16,8 @@ from torch import Tensor
 from ..index.list_files import SortedLists
 from ..parallel import for_each
 from .early import ListEstimates
-from .visits import stable_order
+from .target_shares import TargetShares
 
-PLACES_AT_ONCE = 1 << 18
 QUERIES_AT_ONCE = 1 << 11  # whose estimates are in memory at once in a thread
 
 
@@ -26,11 +27,11 @@ class FarField:
     def __init__(self, lists: SortedLists, estimates: ListEstimates):
         self._lists, self._sizes, self.log_mass = lists, estimates.sizes, estimates.log_mass
         self._counts = estimates.counts
-        # A run is found by list and value in one: runs stand in the order of lists, and in a list of values.
-        numbers = np.repeat(np.arange(len(self._sizes)), np.diff(lists.run_starts))
-        self._vocabulary = int(lists.run_values.max()) + 1
-        self._run_keys = numbers * self._vocabulary + lists.run_values
         self._run_counts = estimates.run_counts
+
+    @cached_property
+    def log_shares(self) -> TargetShares:
+        return TargetShares(self._lists, self._counts, self._run_counts)
 
     def masses(
         self,
@@ -86,24 +87,6 @@ class FarField:
                 values.append(self._lists.run_values[runs])
                 masses.append(mass + np.log(self._run_counts[runs] / self._counts[number]))
         return np.concatenate(values), np.concatenate(masses)
-
-    def log_shares(self, lists: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Log of the share of each list's entries whose value is the target: (n, m), (n,) -> (n, m), -inf for none."""
-        shares = np.zeros(lists.size, np.float32)
-        flat, width = lists.reshape(-1), lists.shape[1]
-
-        def find(places: np.ndarray) -> None:
-            tokens = targets[places // width]
-            wanted = flat[places].astype(np.int64) * self._vocabulary + tokens
-            wanted[tokens >= self._vocabulary] = -1  # which no entry has
-            runs = np.minimum(np.searchsorted(self._run_keys, wanted), len(self._run_keys) - 1)
-            found = self._run_keys[runs] == wanted
-            shares[places[found]] = self._run_counts[runs[found]] / self._counts[flat[places[found]]]
-
-        # In the order of the lists, so that look-ups stay in one part of the runs for a while.
-        order = stable_order(np.where(flat < 0, len(self._sizes), flat))
-        for_each(find, [(order[start : start + PLACES_AT_ONCE],) for start in range(0, len(order), PLACES_AT_ONCE)])
-        return torch.from_numpy(shares.reshape(lists.shape)).log_()
 
 
 def _finite_mean(rows: Tensor) -> Tensor:
