@@ -24,7 +24,7 @@ from fairseq_knnlm.storage import write_json
 from . import build, dump, growth, profile, scoring, search
 from .setting import Setting, make_setting
 
-PARTS = ("scoring", "profile", "search", "growth", "build", "dump")
+PARTS = ("build", "scoring", "profile", "search", "growth", "dump")
 TITLES = {
     "scoring": "Scoring, the median of some rounds in turns: times are for one token; perplexity is that of the first "
     "{part:,} tokens and tuned on them, and that of all of valid with the same flags",

@@ -11,7 +11,7 @@ from stores import make_store
 from benchmarks import __main__ as benchmark
 from benchmarks import build, full_size, original, profile, search
 from fairseq_knnlm.datastore import Datastore
-from fairseq_knnlm.index import build_index, build_index_if_missing, index_file
+from fairseq_knnlm.index import build_index, build_index_if_missing, index_file, list_indexes
 from fairseq_knnlm.memory import DatastoreMemory
 from fairseq_knnlm.memory.engines import make_engine
 
@@ -52,26 +52,29 @@ def test_search_rows_and_tables(store, queries, monkeypatch):
     rows = search._measure_store(store, search.paper_index(store, store), queries, targets)
     assert rows["ours, k = 100"]["recall"] == pytest.approx(1.0)  # all 32 clusters are visited
     assert 0 < rows["original, k = 1024"]["recall"] <= 1
+    rows["small"] = search.measure_of_all(store, queries, targets, far=4)
     result = {"about": {"part": 80}, "search": {"3,000": rows}, "dump": {"forward": 10.0, "dump": 9.0, "ratio": 0.9}}
     page = benchmark.pages(json.loads(json.dumps(result)), markdown=True)
-    assert "| 3,000 | ours, k = all |" in page and "| dump / forward pass | 0.900 |" in page
+    assert "| 3,000 | ours, k = all |" in page and "| 3,000 | small |  |" in page
+    assert "| dump / forward pass | 0.900 |" in page
 
 
-def test_building_both_indexes(store, tmp_path, monkeypatch):
-    """The datastore's own indexes stay as they are."""
-    before = sorted(store.folder.rglob("*"))
+def test_building_the_indexes(store, tmp_path, monkeypatch):
+    """The datastore's own indexes stay as they are, and one that it lacks is kept."""
+    before, bare = sorted(store.folder.rglob("*")), make_store(tmp_path / "bare", 3000)
 
     def run(_, __, folder, ___, name):
         build_index(Datastore(folder), name, "l2")
         return {"peak_memory": 5}
 
     monkeypatch.setattr(build, "run", run)
-    setting = SimpleNamespace(datastore=store.folder, work=tmp_path, open_datastore=lambda: store)
+    setting = SimpleNamespace(work=tmp_path, open_datastore=lambda: store, open_compact=lambda: bare)
     result = build.measure(setting)
-    assert sorted(store.folder.rglob("*")) == before and not any(tmp_path.iterdir())
+    assert sorted(store.folder.rglob("*")) == before and list(tmp_path.iterdir()) == [bare.folder]
+    assert [info.name for info in list_indexes(bare)] == ["auto"]
     assert result["indexes"]["paper"]["factory"].endswith("PQ64") and result["indexes"]["paper"]["bytes"] > 0
     header, lines = build.table(json.loads(json.dumps(result)))
-    assert [len(line) for line in lines] == [len(header)] * 2
+    assert [len(line) for line in lines] == [len(header)] * 3
 
 
 def test_profile_of_a_search(store, tmp_path):
