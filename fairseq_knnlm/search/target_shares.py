@@ -1,5 +1,7 @@
 """The share that a query's target has of the entries of lists which nobody reads, from what stands beside an index."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ class TargetShares:
         """Log of the share of each list's entries whose value is the target: (n, m), (n,) -> (n, m), -inf for none."""
         found = np.full(lists.shape, -np.inf, np.float32)
         order = stable_order(targets)  # queries of one target follow each other
-        begins = np.flatnonzero(np.diff(targets[order], prepend=-1))
+        begins = np.flatnonzero(np.diff(targets[order], prepend=-1))  # where the next target begins
         edges = np.append(begins, len(order))
 
         def find(first: int, stop: int) -> None:
@@ -48,5 +50,5 @@ class TargetShares:
                     shares[own] = -np.inf
 
         cuts = np.unique(np.searchsorted(begins, np.arange(0, len(order) + QUERIES_PER_JOB, QUERIES_PER_JOB)))
-        for_each(find, [(int(first), int(stop)) for first, stop in zip(cuts[:-1], cuts[1:])])
+        for_each(find, list(pairwise(cuts.tolist())))
         return torch.from_numpy(found)
