@@ -19,7 +19,10 @@ from ..index.temperature import measure_temperature
 logger = logging.getLogger(__name__)
 
 # --knn-preset -> flags and their values; a flag that is given wins.
-PRESETS = {"paper": {"knn_index": "paper", "knn_k": "1024", "knn_lambda": "0.25", "knn_temperature": "1"}}
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"knn_k": "all", "knn_nprobe": 16, "knn_far": 64},
+    "paper": {"knn_index": "paper", "knn_k": "1024", "knn_lambda": "0.25", "knn_temperature": "1"},
+}
 WEIGHT = 0.25
 CACHE_WEIGHT, THETA = 0.1, 0.1
 NUMBER = 1024  # of neighbours, where not every entry can take part
@@ -35,6 +38,22 @@ def flag(args: Any, name: str) -> Any:
         raise KnnlmError(f"--knn-preset takes {' or '.join(PRESETS)}, not '{args.knn_preset}'")
     value = getattr(args, name)
     return PRESETS[args.knn_preset].get(name) if value is None else value
+
+
+def has_fixed_mixture(args: Any) -> bool:
+    """Whether ``--knn-preset`` says lambda and temperature, so that tuned values of what is beside them do not fit."""
+    return "knn_lambda" in PRESETS.get(args.knn_preset, {})
+
+
+def lists_to_visit(args: Any) -> int:
+    """--knn-nprobe."""
+    nprobe = flag(args, "knn_nprobe")
+    return NPROBE if nprobe is None else nprobe
+
+
+def lists_of_far_field(args: Any) -> int:
+    """--knn-far."""
+    return flag(args, "knn_far") or 0
 
 
 @dataclass
@@ -243,7 +262,7 @@ def _say_tuned(args: Any, tuned: list[TunedValues]) -> None:
 
 def _other_search(args: Any, tuned: TunedValues) -> str:
     """What was another choice when values were tuned, which changes them a little."""
-    here = {"mask": str(args.knn_mask), "nprobe": args.knn_nprobe, "far": args.knn_far}
+    here = {"mask": str(args.knn_mask), "nprobe": lists_to_visit(args), "far": lists_of_far_field(args)}
     there = {name: tuned.search.get(name, value) for name, value in {**here, "far": 0}.items()}
     other = [f"{name} {there[name]}" for name in here if there[name] != here[name]]
     return f" (with {' and '.join(other)})" if other else ""
@@ -254,7 +273,7 @@ def choose_cache_values(
 ) -> tuple[float, float]:
     """Lambda and theta of the cache, beside datastores that are searched with this k."""
     weight, theta = args.knn_cache_lambda, args.knn_cache_theta
-    if datastores and args.knn_preset is None and (weight is None or theta is None):
+    if datastores and not has_fixed_mixture(args) and (weight is None or theta is None):
         tuned, _ = find_tuned(args, datastores, {k is None}, heads)
         if tuned:
             said = [f"cache lambda {tuned[0].cache_weight:g}"] if weight is None else []

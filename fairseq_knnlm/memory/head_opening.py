@@ -23,7 +23,7 @@ from ..keys import (
 from ..search.early import VisitRule
 from .base import Memory
 from .datastore_memory import DatastoreMemory
-from .defaults import find_tuned, parse_head_weights
+from .defaults import find_tuned, has_fixed_mixture, parse_head_weights
 from .head_memory import HeadMemory
 from .opening import open_datastores
 
@@ -129,7 +129,7 @@ def _choose_weights(
     names = [facts.fingerprint for facts in heads]
     if datastores:
         stores: list[Datastore] = [memory.datastore for memory in datastores]
-        tuned, _ = find_tuned(args, stores, {datastores[0].k is None}, names) if args.knn_preset is None else ([], "")
+        tuned, _ = ([], "") if has_fixed_mixture(args) else find_tuned(args, stores, {datastores[0].k is None}, names)
         found, origin = (tuned[0].heads, tuned[0].origin) if tuned else ({}, "")
     else:
         kept = read_tuned(Path(folders[0]), names[0])

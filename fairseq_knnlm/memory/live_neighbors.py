@@ -14,7 +14,7 @@ from ..datastore import Datastore
 from ..errors import KnnlmError
 from ..keys import KeyExtractor, Model, check_model, resolve_layer, weights_fingerprint
 from ..search import Search
-from .defaults import flag, limit_nprobe
+from .defaults import flag, limit_nprobe, lists_to_visit
 from .engines import choose_index, make_engine
 from .neighbor_search import search_outside
 from .opening import check_match
@@ -101,7 +101,7 @@ def open_live_neighbors(args: Any, model: Model, dictionary_facts: dict[str, Any
     except KnnlmError as error:
         raise KnnlmError(str(error).replace("--path", "--knn-key-lm")) from error
     info = choose_index(datastore, flag(args, "knn_index"), k, metric, "index", "exact")
-    nprobe = limit_nprobe(args.knn_nprobe, info)
+    nprobe = limit_nprobe(lists_to_visit(args), info)
     engine = make_engine(datastore, info, k, metric, "index", "exact", nprobe)
     return LiveNeighbors(
         model, datastore, engine, k, {"metric": metric, "index": info.name if info else "flat", "nprobe": nprobe}

@@ -34,6 +34,8 @@ from .defaults import (
     choose_values,
     flag,
     limit_nprobe,
+    lists_of_far_field,
+    lists_to_visit,
     parse_k,
     parse_temperatures,
     parse_weights,
@@ -70,13 +72,13 @@ def open_datastores(
     builder = building_device("auto" if cluster else args.knn_device, first_weights.device)
     indexes = [choose_index(datastore, spec, wanted, metric, mask, score, builder) for datastore in datastores]
     values = choose_values(args, datastores, indexes, heads)
-    far = parse_far(args.knn_far, values.k)
+    far = parse_far(lists_of_far_field(args), values.k)
     memories = []
     every = [None] * len(datastores) if rules is None else rules
     for datastore, owner, info, weight, temperature, rule in zip(
         datastores, owners, indexes, values.weights, values.temperatures, every
     ):
-        nprobe = limit_nprobe(args.knn_nprobe, info)
+        nprobe = limit_nprobe(lists_to_visit(args), info)
         if cluster is None:
             devices = choose_devices(args.knn_device, first_weights.device, info)
             precision = search_precision(first_weights.dtype, devices)
@@ -94,7 +96,7 @@ def open_datastores(
             "mask": mask,
             "score": score,
             "index": info.name if info else "flat",
-            "nprobe": args.knn_nprobe,
+            "nprobe": lists_to_visit(args),
             **({"far": far} if far else {}),
         }
         memories.append(DatastoreMemory(datastore, engine, values.k, weight, temperature, metric, extractor, identity))
@@ -140,8 +142,8 @@ def _check_numbers(args: Any, count: int) -> None:
         if (value := flag(args, name)) is not None:
             parse(value, count)
     k = flag(args, "knn_k")
-    parse_far(args.knn_far, None if k is None else parse_k(k))
-    limit_nprobe(args.knn_nprobe, None)
+    parse_far(lists_of_far_field(args), None if k is None else parse_k(k))
+    limit_nprobe(lists_to_visit(args), None)
 
 
 def choose_cluster(args: Any) -> RayCluster | None:
@@ -183,9 +185,7 @@ def check_match(datastore: Datastore, args: Any, model: Model, fingerprint: str,
     if source.get("checkpoint_sha256") not in (None, fingerprint):
         raise KnnlmError(f"{folder} was made with another checkpoint than --path; use that one, or {remedy}")
     if args.knn_key and str(args.knn_key) != manifest.key:
-        raise KnnlmError(
-            f"{folder} holds the key {manifest.key}, not {args.knn_key}; leave --knn-key out, or {remedy}"
-        )
+        raise KnnlmError(f"{folder} holds the key {manifest.key}, not {args.knn_key}; leave --knn-key out, or {remedy}")
     layer = resolve_layer(model.decoder, manifest.layer)
     if args.knn_layer is not None and resolve_layer(model.decoder, args.knn_layer) != layer:
         raise KnnlmError(

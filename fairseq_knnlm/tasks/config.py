@@ -82,14 +82,12 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
         ),
     )
     # score
-    knn_datastore: Optional[str] = field(
-        default=None, metadata=_help("score with these datastores: DIR[,DIR...]")
-    )
+    knn_datastore: Optional[str] = field(default=None, metadata=_help("score with these datastores: DIR[,DIR...]"))
     knn_preset: Optional[str] = field(
         default=None,
         metadata=_help(
             "paper: the published setting in one flag: --knn-index paper --knn-k 1024 --knn-lambda 0.25 "
-            "--knn-temperature 1; those of them that are given win"
+            "--knn-temperature 1; fast: --knn-k all --knn-nprobe 16 --knn-far 64; those of them that are given win"
         ),
     )
     knn_k: Optional[str] = field(
@@ -113,12 +111,12 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
             "knnlm tune --keep stored, else one at the scale of the datastore's own neighbour distances)"
         ),
     )
-    knn_nprobe: int = field(default=32, metadata=_help("inverted lists visited per query"))
-    knn_far: int = field(
-        default=0,
+    knn_nprobe: Optional[int] = field(default=None, metadata=_help("inverted lists visited per query (default: 32)"))
+    knn_far: Optional[int] = field(
+        default=None,
         metadata=_help(
             "with --knn-k all: so many more lists of each query take part, each as one Gaussian, at next to no cost "
-            "(0: none; 64 is worth as much as two to four times --knn-nprobe)"
+            "(default: 0, none; 64 is worth as much as two to four times --knn-nprobe)"
         ),
     )
     knn_device: str = field(
@@ -142,9 +140,7 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
             "(this machine alone)"
         ),
     )
-    knn_metric: METRIC_CHOICES = field(
-        default="l2", metadata=_help("squared L2 distance or inner product")
-    )
+    knn_metric: METRIC_CHOICES = field(default="l2", metadata=_help("squared L2 distance or inner product"))
     knn_mask: MASK_CHOICES = field(
         default="index",
         metadata=_help("which neighbours: those that the index returns, or the exact ones (slow: reads every key)"),

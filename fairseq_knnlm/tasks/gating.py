@@ -11,6 +11,7 @@ from ..data.dictionaries import dictionary_facts
 from ..errors import KnnlmError
 from ..keys import Model, weights_fingerprint
 from ..memory import Memory, name_memories
+from ..memory.defaults import flag
 from ..memory.head_opening import open_memories
 from ..mixture.gate import Gate, check_fits, check_names
 from ..search.early import VisitRule
@@ -48,7 +49,7 @@ def with_gate_values(args: Any, gate: Gate | None) -> Any:
     if datastores:
         args.knn_lambda = ",".join(repr(memory.weight) for memory in datastores)
         args.knn_temperature = ",".join(repr(1 / memory.sharpness) for memory in datastores)
-        if args.knn_k is None and args.knn_preset is None:
+        if flag(args, "knn_k") is None:
             args.knn_k = str(datastores[0].neighbors or "all")
     if heads := [memory for memory in gate.memories if memory.name.startswith("head")]:
         args.knn_head_lambda = ",".join(repr(memory.weight) for memory in heads)

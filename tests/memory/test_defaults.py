@@ -15,6 +15,8 @@ from fairseq_knnlm.memory.defaults import (
     flag,
     limit_k,
     limit_nprobe,
+    lists_of_far_field,
+    lists_to_visit,
     parse_temperatures,
     parse_weights,
     why_not_all,
@@ -55,8 +57,26 @@ def test_a_preset_speaks_where_flags_are_silent():
     found = {name: flag(paper, f"knn_{name}") for name in ("index", "k", "lambda", "temperature")}
     assert found == {"index": "paper", "k": "1024", "lambda": "0.25", "temperature": "5"}
     assert flag(flags(), "knn_k") is None and flag(flags(k="8"), "knn_k") == "8"
-    with pytest.raises(KnnlmError, match="--knn-preset takes paper, not 'papers'"):
+    with pytest.raises(KnnlmError, match="--knn-preset takes fast or paper, not 'papers'"):
         flag(flags(preset="papers"), "knn_k")
+
+
+@pytest.mark.parametrize(
+    "given, lists, far",
+    [({}, 32, 0), ({"preset": "paper"}, 32, 0), ({"preset": "fast"}, 16, 64),
+     ({"preset": "fast", "nprobe": 32}, 32, 64), ({"preset": "fast", "far": 0}, 16, 0),
+     ({"nprobe": 5, "far": 7}, 5, 7)],
+)  # fmt: skip
+def test_lists_by_preset_and_flags(given, lists, far):
+    assert (lists_to_visit(flags(**given)), lists_of_far_field(flags(**given))) == (lists, far)
+
+
+def test_tuned_values_serve_a_preset_that_says_nothing_of_the_mixture(store, caplog):
+    keep_tuned(store.folder, VALUES)
+    with caplog.at_level("INFO"):
+        values = choose_values(flags(preset="fast"), [store], [index("IVF128,SQfp16")])
+    assert (values.k, values.weights, values.temperatures) == (None, [0.31], [9.2])
+    assert "(with nprobe 32 and far 0)" in caplog.text
 
 
 def test_the_preset_wins_over_tuned_values(store):

@@ -61,8 +61,16 @@ def test_the_paper_in_one_flag(score, corpus, adaptive_model, store):
     assert not lines_with(paper.log, "distances between")  # no flag is missing, so there is nothing to say
     other = ("--knn-temperature", "5", "--knn-k", "16")
     np.testing.assert_array_equal(score("--knn-preset", "paper", *other).scores, score(*said, *other).scores)
-    assert "--knn-preset takes paper, not 'papers'" in sentence_of(score, "--knn-preset", "papers")
+    assert "--knn-preset takes fast or paper, not 'papers'" in sentence_of(score, "--knn-preset", "papers")
     assert "does nothing without" in sentence_of(eval_lm_here, corpus, adaptive_model, "--knn-preset", "paper")
+
+
+def test_fast_in_one_flag(score):
+    said = ("--knn-k", "all", "--knn-nprobe", "16", "--knn-far", "64")
+    index = ("--knn-index", "auto", "--knn-temperature", "5")
+    np.testing.assert_array_equal(score("--knn-preset", "fast", *index).scores, score(*said, *index).scores)
+    one = score("--knn-preset", "fast", "--knn-nprobe", "1", *index).scores
+    np.testing.assert_array_equal(one, score(*said[:2], "--knn-nprobe", "1", *said[4:], *index).scores)
 
 
 def test_a_dump_with_the_preset_builds_its_index(corpus, adaptive_model, tmp_path):
