@@ -24,9 +24,9 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS.parent / "examples"
 RESULTS = DOCS / "results.json"
 PAGES = (
-    "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "pruning",
-    "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "spalm_words", "spalm_characters",
-    "hugging_face", "prototypes_wikipedia", "prototypes_novels",
+    "memories", "gate", "scaling", "domains", "mixtures", "keys", "scores", "curves", "where", "heads", "far_field",
+    "compact", "pruning", "places", "sparsified", "ensembles", "overfitting", "soft_labels", "spalm", "spalm_words",
+    "spalm_characters", "hugging_face", "prototypes_wikipedia", "prototypes_novels",
 )  # fmt: skip
 COMPARISONS = ("spalm_words", "spalm_characters")  # by examples/spalm/compare.py
 

@@ -14,7 +14,7 @@ from .original import write_raw
 from .setting import Setting
 
 STOCK, BARE, ORIGINAL = "stock fairseq-eval-lm, bare LM", "ours, bare LM", "original, k = 1024"
-LISTS = [("8", "64"), ("16", "64"), ("32", "64")]  # visited, and in the far field
+LISTS, LISTS_AVERAGED, FAR = ("16", "32"), ("8", "16", "32"), "64"  # visited, and in the far field
 
 
 @dataclass
@@ -32,10 +32,10 @@ def methods_of(setting: Setting) -> dict[str, Method]:
     infos = [build_index_if_missing(each, "auto", "l2") for each in (store, small, few)]
     found = {f"k = {k}": Method(store, ["--knn-k", k], infos[0]) for k in ("1024", "all")}
     compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, half, averaged, {few.dim} x int8")
-    for name, own, info in ((compact, small, infos[1]), (averaged, few, infos[2])):
-        for nprobe, far in LISTS:
-            flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]
-            found[f"{name}, {nprobe} lists + {far} far"] = Method(own, flags, info)
+    for name, own, info, lists in ((compact, small, infos[1], LISTS), (averaged, few, infos[2], LISTS_AVERAGED)):
+        for nprobe in lists:
+            flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", FAR]
+            found[f"{name}, {nprobe} lists + {FAR} far"] = Method(own, flags, info)
     return found
 
 

@@ -46,6 +46,8 @@ page keys "$WORK/little" "$CHECKPOINT" --context-window 32
 page scores "$WORK/all" "$CHECKPOINT" --parts 40
 page curves "$WORK/all" "$CHECKPOINT" --parts 20 --other "$WORK/other"
 page heads "$WORK/all" "$CHECKPOINT"
+page far_field "$WORK/all" "$CHECKPOINT" --other "$WORK/other"
+page compact "$WORK/all" "$CHECKPOINT"
 page pruning "$WORK/all" "$CHECKPOINT"
 page where "$WORK/all" "$CHECKPOINT" --save "$WORK/saves/auto"
 page places "$WORK/all" "$CHECKPOINT" --save "$WORK/saves/auto"

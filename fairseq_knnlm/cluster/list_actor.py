@@ -54,7 +54,7 @@ class ListActor:
         torch.set_num_threads(task.threads)
         datastore = Datastore(own_copy(task.folder))
         info = self._check(datastore, task)
-        lists = open_lists(datastore, info, mapped=True)
+        lists = open_lists(datastore, info)
         if lists is None:
             raise KnnlmError(f"the index {info.name} of {datastore.folder} has no lists that this release wrote")
         device = torch.device(task.device)

@@ -37,14 +37,15 @@ class SortedLists:
     info: IndexInfo
     remedy: str
     value_dtype: str
-    mapped: bool = False  # leave arrays on the disk, of which a part is used
 
     def _load(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         path = self.folder / name
         check_array_file(path, shape, dtype, self.remedy, "the index")
         if file_sha256(path) != (self.info.files or {}).get(name):
             raise KnnlmError(f"{path} is damaged (its checksum differs); {self.remedy}")
-        return np.load(path, mmap_mode="c" if self.mapped else None)
+        # Mapped: whoever has a range of the lists, or no memory to spare, does not hold all of it. Torch wants arrays
+        # that it might write to; what is written to this mapping stays in memory.
+        return np.asarray(np.load(path, mmap_mode="c"))
 
     @cached_property
     def file(self) -> ListFile:
@@ -78,17 +79,56 @@ class SortedLists:
             return None
         return self._load(LIST_WEIGHTS, (self.info.entries,), "float32")
 
+    def run_values_of(self, number: int) -> np.ndarray:
+        """The values of a list, ascending: (runs,)."""
+        return self.run_values[self.run_starts[number] : self.run_starts[number + 1]]
 
-def open_lists(datastore: Datastore, info: IndexInfo, mapped: bool = False) -> SortedLists | None:
-    """The lists of an index, if this or a later release has written them; None: FAISS has to be asked.
+    def run_ends_of(self, number: int) -> np.ndarray:
+        """Where each run of a list ends: (runs,)."""
+        return self.run_ends[self.run_starts[number] : self.run_starts[number + 1]]
 
-    Args:
-        mapped: for who uses a range of the lists alone
-    """
+    def weights_of(self, number: int) -> np.ndarray | None:
+        """The weights of a list's entries, (m,); None: each counts 1."""
+        if self.weights is None:
+            return None
+        return self.weights[self.file.starts[number] : self.file.starts[number + 1]]
+
+    def run_counts_of(self, number: int) -> np.ndarray:
+        """How much each run of a list counts: its entries, or the sum of their weights in double precision; (runs,)."""
+        ends, weights = self.run_ends_of(number), self.weights_of(number)
+        begins = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
+        if weights is None or not len(ends):
+            return ends - begins
+        return np.add.reduceat(weights, begins, dtype=np.float64)
+
+
+    def runs_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of some lists, one after the other: values (runs,), how much each run counts (runs,), runs per list (m,)."""
+        wanted = numbers.tolist()
+        runs = self.run_starts[numbers + 1] - self.run_starts[numbers]
+        if not runs.sum():
+            return np.empty(0, self.value_dtype), np.empty(0, np.int64), runs
+        values = np.concatenate([self.run_values_of(number) for number in wanted])
+        if self.weights is not None:
+            return values, np.concatenate([self.run_counts_of(number) for number in wanted]), runs
+        ends = np.concatenate([self.run_ends_of(number) for number in wanted])
+        counts = np.diff(ends, prepend=0)
+        first = (np.cumsum(runs) - runs)[runs > 0]  # ends are counted from the beginning of each list
+        counts[first] = ends[first]
+        return values, counts, runs
+
+
+def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:
+    """The lists of an index, if this or a later release has written them; None: FAISS has to be asked."""
     if not info.files or LIST_STARTS not in info.files:
         return None
     folder = index_folder(datastore, info.name)
-    return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype, mapped)
+    return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype)
+
+
+def knows_spreads(info: IndexInfo) -> bool:
+    """Whether it is known how the keys of each list lie around their mean, which the far field goes by."""
+    return LIST_SPREADS in (info.files or {})
 
 
 def checksums(folder: Path) -> dict[str, str]:

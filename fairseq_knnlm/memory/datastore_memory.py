@@ -13,7 +13,14 @@ from ..search import Search
 from ..search.target_mass import Masses
 from .base import KeptLogProbs, KeptNeighbors, Memory, MemoryFacts, MemoryScores, VocabularyScores
 from .features import NEAREST, PROFILE, Features, mass_name, neighbor_features, relative_mass
-from .probabilities import entropy, neighbor_log_weights, similarities, target_log_probs, vocabulary_log_probs
+from .probabilities import (
+    entropy,
+    log_probs_of_masses,
+    neighbor_log_weights,
+    similarities,
+    target_log_probs,
+    vocabulary_log_probs,
+)
 
 QUERIES_PER_PART = 1 << 12  # times k neighbours, whose probabilities are in memory at once
 
@@ -158,8 +165,7 @@ class DatastoreMemory(Memory):
     def _vocabulary_of_all_visited(self, query: np.ndarray, vocabulary_size: int) -> Tensor:
         """query (1, dim) -> (1, vocabulary)."""
         values, masses = self.engine.visited_masses(query, self.temperature)
-        shares = neighbor_log_weights(torch.from_numpy(masses)[None], 1.0)
-        return vocabulary_log_probs(shares, torch.from_numpy(values.astype(np.int64))[None], vocabulary_size)
+        return torch.from_numpy(log_probs_of_masses(values, masses, vocabulary_size))[None]
 
     def _vocabulary(self, distances: np.ndarray, ids: np.ndarray, vocabulary_size: int) -> VocabularyScores:
         values = torch.from_numpy(self.datastore.values_of(ids).astype(np.int64))

@@ -14,6 +14,7 @@ from ..datastore import Datastore
 from ..datastore.tuned import TunedValues, read_tuned
 from ..errors import KnnlmError
 from ..index import IndexInfo, list_indexes
+from ..index.list_files import knows_spreads
 from ..index.temperature import measure_temperature
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 WEIGHT = 0.25
 CACHE_WEIGHT, THETA = 0.1, 0.1
 NUMBER = 1024  # of neighbours, where not every entry can take part
-NPROBE = 32
+NPROBE, FAR = 32, 64
 TUNE = "--knn-save SAVE, then knnlm tune SAVE --keep"
 
 
@@ -51,9 +52,16 @@ def lists_to_visit(args: Any) -> int:
     return NPROBE if nprobe is None else nprobe
 
 
-def lists_of_far_field(args: Any) -> int:
-    """--knn-far."""
-    return flag(args, "knn_far") or 0
+def lists_of_far_field(args: Any, k: int | None, info: IndexInfo | None) -> int:
+    """--knn-far, for an index that is searched for k neighbours (None: every visited entry).
+
+    Nobody has to ask for it, but who says which lists are visited gets these and no others.
+    """
+    far = parse_far(flag(args, "knn_far"), k)
+    if far is not None:
+        return far
+    is_usual = k is None and flag(args, "knn_nprobe") is None and str(args.knn_metric) == "l2"
+    return FAR if is_usual and info is not None and knows_spreads(info) else 0
 
 
 @dataclass
@@ -63,12 +71,13 @@ class DatastoreValues:
     k: int | None  # neighbours per query; None: every visited entry
     weights: list[float]  # lambda of each datastore
     temperatures: list[float]  # of each datastore
+    far: list[int]  # how many lists are in the far field of each datastore
 
 
 def choose_values(
     args: Any, datastores: list[Datastore], indexes: list[IndexInfo | None], heads: Sequence[str] = ()
 ) -> DatastoreValues:
-    """k, lambda and temperature of each datastore; says in a line where each comes from that no flag gave.
+    """k, lambda, temperature and far field of each datastore; says in a line where each comes from that no flag gave.
 
     Args:
         indexes: of each datastore; None: it is searched without one
@@ -91,8 +100,9 @@ def choose_values(
         neighbors = min(NUMBER, max(entries)) if needs_number else None
         if needs_number:
             logger.info(f"k is {neighbors}: {needs_number}; give --knn-k for another one")
+    far = [lists_of_far_field(args, neighbors, info) for info in indexes]
     if tuned:
-        _say_tuned(args, tuned)
+        _say_tuned(args, tuned, far[0])
         weights = ",".join(repr(each.weight) for each in tuned) if weights is None else weights
         temperatures = ",".join(repr(each.temperature) for each in tuned) if temperatures is None else temperatures
     return DatastoreValues(
@@ -101,6 +111,7 @@ def choose_values(
         temperatures=_own_temperatures(args, datastores, indexes)
         if temperatures is None
         else parse_temperatures(temperatures, count),
+        far=far,
     )
 
 
@@ -137,6 +148,15 @@ def limit_k(k: int | None, entries: list[int], can_be_all: bool) -> int | None:
         return None
     logger.info(f"{above}, so k is {max(entries)}")
     return max(entries)
+
+
+def parse_far(far: int | None, k: int | None) -> int | None:
+    """--knn-far: how many lists are in the far field; None: it is not given."""
+    if far is not None and far < 0:
+        raise KnnlmError(f"--knn-far must be 0 or more, not {far}")
+    if far and k is not None:
+        raise KnnlmError("--knn-far goes with --knn-k all; leave one of them out")
+    return far
 
 
 def limit_nprobe(nprobe: int, info: IndexInfo | None) -> int:
@@ -248,7 +268,7 @@ def find_tuned(
     return found, ""
 
 
-def _say_tuned(args: Any, tuned: list[TunedValues]) -> None:
+def _say_tuned(args: Any, tuned: list[TunedValues], far: int) -> None:
     first, said = tuned[0], []
     missing = [name for name in ("lambda", "temperature") if flag(args, f"knn_{name}") is None]
     if flag(args, "knn_k") is None and first.k is not None:
@@ -256,13 +276,13 @@ def _say_tuned(args: Any, tuned: list[TunedValues]) -> None:
     for name, values in (("lambda", [t.weight for t in tuned]), ("temperature", [t.temperature for t in tuned])):
         if name in missing:
             said.append(f"{name} {','.join(f'{value:g}' for value in values)}")
-    origin = f"{first.origin}, knnlm tune --keep{_other_search(args, first)}"
+    origin = f"{first.origin}, knnlm tune --keep{_other_search(args, first, far)}"
     logger.info(f"{' and '.join(said)} as {origin}; give {' or '.join(f'--knn-{name}' for name in missing)} for others")
 
 
-def _other_search(args: Any, tuned: TunedValues) -> str:
+def _other_search(args: Any, tuned: TunedValues, far: int) -> str:
     """What was another choice when values were tuned, which changes them a little."""
-    here = {"mask": str(args.knn_mask), "nprobe": lists_to_visit(args), "far": lists_of_far_field(args)}
+    here = {"mask": str(args.knn_mask), "nprobe": lists_to_visit(args), "far": far}
     there = {name: tuned.search.get(name, value) for name, value in {**here, "far": 0}.items()}
     other = [f"{name} {there[name]}" for name in here if there[name] != here[name]]
     return f" (with {' and '.join(other)})" if other else ""

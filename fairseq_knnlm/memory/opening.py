@@ -34,8 +34,8 @@ from .defaults import (
     choose_values,
     flag,
     limit_nprobe,
-    lists_of_far_field,
     lists_to_visit,
+    parse_far,
     parse_k,
     parse_temperatures,
     parse_weights,
@@ -72,11 +72,10 @@ def open_datastores(
     builder = building_device("auto" if cluster else args.knn_device, first_weights.device)
     indexes = [choose_index(datastore, spec, wanted, metric, mask, score, builder) for datastore in datastores]
     values = choose_values(args, datastores, indexes, heads)
-    far = parse_far(lists_of_far_field(args), values.k)
     memories = []
     every = [None] * len(datastores) if rules is None else rules
-    for datastore, owner, info, weight, temperature, rule in zip(
-        datastores, owners, indexes, values.weights, values.temperatures, every
+    for datastore, owner, info, weight, temperature, far, rule in zip(
+        datastores, owners, indexes, values.weights, values.temperatures, values.far, every
     ):
         nprobe = limit_nprobe(lists_to_visit(args), info)
         if cluster is None:
@@ -142,7 +141,7 @@ def _check_numbers(args: Any, count: int) -> None:
         if (value := flag(args, name)) is not None:
             parse(value, count)
     k = flag(args, "knn_k")
-    parse_far(lists_of_far_field(args), None if k is None else parse_k(k))
+    parse_far(flag(args, "knn_far"), None if k is None else parse_k(k))
     limit_nprobe(lists_to_visit(args), None)
 
 
@@ -157,15 +156,6 @@ def choose_cluster(args: Any) -> RayCluster | None:
     cluster = RayCluster(args.knn_ray_address, args.knn_device)
     cluster.check(str(args.knn_mask), str(args.knn_score))
     return cluster
-
-
-def parse_far(far: int, k: int | None) -> int:
-    """--knn-far: how many lists are in the far field."""
-    if far < 0:
-        raise KnnlmError(f"--knn-far must be 0 or more, not {far}")
-    if far and k is not None:
-        raise KnnlmError("--knn-far goes with --knn-k all; leave one of them out")
-    return far
 
 
 def check_match(datastore: Datastore, args: Any, model: Model, fingerprint: str, dictionary_facts: dict) -> None:

@@ -6,6 +6,7 @@ index found fewer than k) and gets no mass; log 0 is -inf here and never leaves 
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,4 +54,16 @@ def vocabulary_log_probs(log_weights: Tensor, neighbor_values: Tensor, vocabular
     present = sums.nonzero(as_tuple=True)
     log_probs = torch.full(shape, -math.inf, device=device)
     log_probs[present] = sums[present].log().float()
+    return log_probs
+
+
+def log_probs_of_masses(values: np.ndarray, log_masses: np.ndarray, vocabulary_size: int) -> np.ndarray:
+    """log p_kNN of every token for one query: values (m,), which may repeat, log masses (m,) -> (vocabulary,)."""
+    log_probs = np.full(vocabulary_size, -np.inf, np.float32)
+    largest = log_masses.max(initial=-np.inf)
+    if largest > -np.inf:
+        masses = np.exp(log_masses - largest)  # in double precision, where nothing that matters underflows
+        sums = np.bincount(values, masses, vocabulary_size)
+        present = np.flatnonzero(sums)  # for one logarithm of each token would take longer than all the rest
+        log_probs[present] = np.log(sums[present] / masses.sum())
     return log_probs

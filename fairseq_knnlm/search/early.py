@@ -40,22 +40,12 @@ class ListEstimates:
         self.temperature = lists.info.temperature or float(lists.spreads.mean()) or 1.0
 
     @cached_property
-    def run_counts(self) -> np.ndarray:
-        """How many entries each run has, or the sum of their weights, (runs,); a run is one value in a list."""
-        counts = np.diff(self._lists.run_ends, prepend=0)  # ends are counted from the beginning of each list
-        first = self._lists.run_starts[:-1][self.sizes > 0]
-        counts[first] = self._lists.run_ends[first]
-        if self._lists.weights is None:
-            return counts.astype(np.int32)
-        return _sums(self._lists.weights, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-
-    @cached_property
     def _entropies(self) -> Tensor:
         """Of the values of each list, in nats: (lists,); 0 for an empty one."""
-        counts, starts = self.run_counts, self._lists.run_starts
-        sums = np.concatenate([[0.0], np.cumsum(counts * np.log(counts))])
+        counts = (self._lists.run_counts_of(number) for number in range(len(self.sizes)))
+        sums = np.array([own @ np.log(own) for own in counts])
         filled = np.where(self.sizes > 0, self.counts, 1)
-        return torch.from_numpy(np.log(filled) - (sums[starts[1:]] - sums[starts[:-1]]) / filled).float()
+        return torch.from_numpy(np.log(filled) - sums / filled).float()
 
     def log_mass(self, queries: Tensor, lists: np.ndarray, distances: np.ndarray, temperature: float) -> Tensor:
         """The estimated log mass of lists (n, m), -1 for none, whose centroids are so far away (n, m) -> (n, m)."""

@@ -7,8 +7,6 @@ Real lists have heavier tails than a Gaussian, so the estimate is too small, for
 factor. The visited lists tell that factor: there both the mass and its estimate are known. So nothing has to be tuned.
 """
 
-from functools import cached_property
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from torch import Tensor
 from ..index.list_files import SortedLists
 from ..parallel import for_each
 from .early import ListEstimates
-from .target_shares import TargetShares
+from .target_shares import log_target_shares
 
 QUERIES_AT_ONCE = 1 << 11  # whose estimates are in memory at once in a thread
 
@@ -25,13 +23,7 @@ class FarField:
     """Estimates of the mass of lists and of the target in them, from what stands beside an index."""
 
     def __init__(self, lists: SortedLists, estimates: ListEstimates):
-        self._lists, self._sizes, self.log_mass = lists, estimates.sizes, estimates.log_mass
-        self._counts = estimates.counts
-        self._run_counts = estimates.run_counts
-
-    @cached_property
-    def log_shares(self) -> TargetShares:
-        return TargetShares(self._lists, self._counts, self._run_counts)
+        self._lists, self._counts, self.log_mass = lists, estimates.counts, estimates.log_mass
 
     def masses(
         self,
@@ -52,7 +44,7 @@ class FarField:
             distances: (n, m) to their centroids
             visited: (temperatures, n) the mean log mass of the lists that a query has visited
         """
-        shares = self.log_shares(lists[:, nprobe:], targets)
+        shares = log_target_shares(self._lists, self._counts, lists[:, nprobe:], targets)
         target, total = np.empty((2, len(temperatures), len(queries)))
         vectors = torch.from_numpy(np.ascontiguousarray(queries, np.float32))
 
@@ -80,13 +72,11 @@ class FarField:
         vector = torch.from_numpy(np.ascontiguousarray(query, np.float32))
         log_mass = self.log_mass(vector, lists, distances, temperature)
         far = (log_mass[0, nprobe:] + visited[0, 0] - _finite_mean(log_mass[:, :nprobe])).double().numpy()
-        values, masses = [np.empty(0, np.int64)], [np.empty(0)]
-        for number, mass in zip(lists[0, nprobe:].tolist(), far.tolist()):
-            if number >= 0 and self._sizes[number]:
-                runs = slice(*self._lists.run_starts[number : number + 2].tolist())
-                values.append(self._lists.run_values[runs])
-                masses.append(mass + np.log(self._run_counts[runs] / self._counts[number]))
-        return np.concatenate(values), np.concatenate(masses)
+        there = lists[0, nprobe:]
+        known = (there >= 0) & (self._counts[there] > 0)
+        there, far = there[known], far[known]
+        values, counts, runs = self._lists.runs_of(there)
+        return values, np.log(counts) + np.repeat(far - np.log(self._counts[there]), runs)
 
 
 def _finite_mean(rows: Tensor) -> Tensor:

@@ -91,10 +91,8 @@ class FileLists:
 
     def weights(self, number: int) -> Tensor | None:
         """The weights of a list's entries, (m,); None: each counts 1."""
-        if self._lists.weights is None:
-            return None
-        rows = slice(*self._lists.file.starts[number : number + 2].tolist())
-        return torch.from_numpy(self._lists.weights[rows])
+        weights = self._lists.weights_of(number)
+        return None if weights is None else torch.from_numpy(weights)
 
     def will_need(self, numbers: np.ndarray) -> None:
         """Let the system read these lists into its cache at once, for somebody who will touch them page by page."""
@@ -102,8 +100,7 @@ class FileLists:
 
     def runs(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The values of a list and where the run of each ends: (runs,), (runs,)."""
-        runs = slice(*self._lists.run_starts[number : number + 2].tolist())
-        return self._lists.run_values[runs], self._lists.run_ends[runs]
+        return self._lists.run_values_of(number), self._lists.run_ends_of(number)
 
 
 def plan_chunks(file: ListFile, numbers: np.ndarray) -> list[np.ndarray]:

@@ -1,7 +1,5 @@
 """The share that a query's target has of the entries of lists which nobody reads, from what stands beside an index."""
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,45 +8,47 @@ from ..index.list_files import SortedLists
 from ..parallel import for_each
 from .visits import stable_order
 
-QUERIES_PER_JOB = 1 << 12
+PLACES_AT_ONCE = 1 << 24  # pairs of a query and a list, whose order is in memory at once
+LISTS_PER_JOB = 1 << 9
 
 
-class TargetShares:
-    """The runs of an index by value: which lists have a value, and how much of each list it is."""
+def log_target_shares(known: SortedLists, counts: np.ndarray, lists: np.ndarray, targets: np.ndarray) -> Tensor:
+    """Log of the share of each list's entries whose value is the target: (n, m), (n,) -> (n, m), -inf for none.
 
-    def __init__(self, lists: SortedLists, counts: np.ndarray, run_counts: np.ndarray):
-        """
-        Args:
-            counts: (lists,) how much each list counts: its entries, or the sum of their weights
-            run_counts: (runs,) the same of each run
-        """
-        numbers = np.repeat(np.arange(len(counts), dtype=np.int32), np.diff(lists.run_starts))
-        order = stable_order(lists.run_values)
-        self._lists = numbers[order]  # of each run, in the order of the values
-        self._log_shares = np.log(run_counts / counts[numbers]).astype(np.float32)[order]
-        self._starts = np.concatenate([[0], np.cumsum(np.bincount(lists.run_values))])  # (values + 1,)
-        self._list_count = len(counts)
+    What is known of a list is looked at once, for all queries that ask for it, in the order of the files; so they need
+    not be in memory.
 
-    def __call__(self, lists: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Log of the share of each list's entries whose value is the target: (n, m), (n,) -> (n, m), -inf for none."""
-        found = np.full(lists.shape, -np.inf, np.float32)
-        order = stable_order(targets)  # queries of one target follow each other
-        begins = np.flatnonzero(np.diff(targets[order], prepend=-1))  # where the next target begins
-        edges = np.append(begins, len(order))
+    Args:
+        counts: (lists,) how much each list counts: its entries, or the sum of their weights
+        lists: -1 for none
+    """
+    shares = np.full(lists.shape, -np.inf, np.float32)
+    by_target = stable_order(targets)  # ascending targets are found in a list faster than mixed ones
+    step = max(1, PLACES_AT_ONCE // max(1, lists.shape[1]))
+    for start in range(0, len(targets), step):
+        rows = by_target[start : start + step]
+        shares[rows] = _shares_of_part(known, counts, lists[rows], targets[rows])
+    return torch.from_numpy(shares)
 
-        def find(first: int, stop: int) -> None:
-            # The share of one target in every list, and -inf for list -1, which means none: so a look-up is one step.
-            shares = np.full(self._list_count + 1, -np.inf, np.float32)
-            for begin, end in zip(edges[first:stop].tolist(), edges[first + 1 : stop + 1].tolist()):
-                rows = order[begin:end]
-                target = int(targets[rows[0]])
-                if target + 1 < len(self._starts):  # else no entry has it
-                    runs = slice(self._starts[target], self._starts[target + 1])
-                    own = self._lists[runs]
-                    shares[own] = self._log_shares[runs]
-                    found[rows] = shares[lists[rows]]
-                    shares[own] = -np.inf
 
-        cuts = np.unique(np.searchsorted(begins, np.arange(0, len(order) + QUERIES_PER_JOB, QUERIES_PER_JOB)))
-        for_each(find, list(pairwise(cuts.tolist())))
-        return torch.from_numpy(found)
+def _shares_of_part(known: SortedLists, counts: np.ndarray, lists: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """As ``log_target_shares``, of queries whose targets ascend."""
+    shares = np.full(lists.size, -np.inf, np.float32)
+    flat = np.where(lists < 0, len(counts), lists).ravel()  # -1 (no list) becomes the last number
+    places = stable_order(flat)
+    ends = np.bincount(flat, minlength=len(counts) + 1).cumsum()
+    begins = np.concatenate([[0], ends[:-1]])
+    targets = targets.repeat(lists.shape[1])
+
+    def find(numbers: np.ndarray) -> None:
+        for number, begin, end in zip(numbers.tolist(), begins[numbers].tolist(), ends[numbers].tolist()):
+            own = places[begin:end]
+            values, run_counts = known.run_values_of(number), known.run_counts_of(number)
+            wanted = targets[own]
+            runs = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+            found = np.flatnonzero(values[runs] == wanted)
+            shares[own[found]] = np.log(run_counts[runs[found]] / counts[number])
+
+    asked = np.flatnonzero((ends > begins)[:-1] & (counts > 0))
+    for_each(find, [(asked[first : first + LISTS_PER_JOB],) for first in range(0, len(asked), LISTS_PER_JOB)])
+    return shares.reshape(lists.shape)

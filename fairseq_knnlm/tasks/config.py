@@ -115,8 +115,8 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     knn_far: Optional[int] = field(
         default=None,
         metadata=_help(
-            "with --knn-k all: so many more lists of each query take part, each as one Gaussian, at next to no cost "
-            "(default: 0, none; 64 is worth as much as two to four times --knn-nprobe)"
+            "with --knn-k all: so many more lists of each query take part, each as one Gaussian, at next to no cost; "
+            "0: none (default: 64; with --knn-nprobe, another metric than l2, or an index without the keys 0)"
         ),
     )
     knn_device: str = field(

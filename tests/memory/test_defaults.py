@@ -8,6 +8,7 @@ import pytest
 from fairseq_knnlm.datastore.tuned import TunedValues, keep_tuned
 from fairseq_knnlm.errors import KnnlmError
 from fairseq_knnlm.index import IndexInfo
+from fairseq_knnlm.index.list_files import LIST_SPREADS
 from fairseq_knnlm.memory.defaults import (
     choose_cache_values,
     choose_values,
@@ -63,12 +64,24 @@ def test_a_preset_speaks_where_flags_are_silent():
 
 @pytest.mark.parametrize(
     "given, lists, far",
-    [({}, 32, 0), ({"preset": "paper"}, 32, 0), ({"preset": "fast"}, 16, 64),
-     ({"preset": "fast", "nprobe": 32}, 32, 64), ({"preset": "fast", "far": 0}, 16, 0),
-     ({"nprobe": 5, "far": 7}, 5, 7)],
+    [({}, 32, 64), ({"preset": "paper"}, 32, 64), ({"preset": "fast"}, 16, 64), ({"nprobe": 32}, 32, 0),
+     ({"preset": "fast", "nprobe": 32}, 32, 64), ({"preset": "fast", "far": 0}, 16, 0), ({"far": 0}, 32, 0),
+     ({"nprobe": 5, "far": 7}, 5, 7), ({"metric": "ip"}, 32, 0), ({"metric": "ip", "far": 3}, 32, 3)],
 )  # fmt: skip
 def test_lists_by_preset_and_flags(given, lists, far):
-    assert (lists_to_visit(flags(**given)), lists_of_far_field(flags(**given))) == (lists, far)
+    info = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})
+    args = flags(**given)
+    assert (lists_to_visit(args), lists_of_far_field(args, None, info)) == (lists, far)
+
+
+def test_no_far_field_where_nobody_asked_and_it_cannot_be():
+    spreads = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})
+    cases = ((1024, spreads), (None, index("IVF128,PQ8")), (None, None))
+    assert [lists_of_far_field(flags(), k, info) for k, info in cases] == [0, 0, 0]
+    with pytest.raises(KnnlmError, match="--knn-far goes with --knn-k all"):
+        lists_of_far_field(flags(far=8), 1024, spreads)
+    with pytest.raises(KnnlmError, match="--knn-far must be 0 or more, not -1"):
+        lists_of_far_field(flags(far=-1), None, spreads)
 
 
 def test_tuned_values_serve_a_preset_that_says_nothing_of_the_mixture(store, caplog):
@@ -76,7 +89,7 @@ def test_tuned_values_serve_a_preset_that_says_nothing_of_the_mixture(store, cap
     with caplog.at_level("INFO"):
         values = choose_values(flags(preset="fast"), [store], [index("IVF128,SQfp16")])
     assert (values.k, values.weights, values.temperatures) == (None, [0.31], [9.2])
-    assert "(with nprobe 32 and far 0)" in caplog.text
+    assert values.far == [64] and "(with nprobe 32 and far 0)" in caplog.text
 
 
 def test_the_preset_wins_over_tuned_values(store):

@@ -8,6 +8,7 @@ import torch
 
 from fairseq_knnlm.memory.probabilities import (
     entropy,
+    log_probs_of_masses,
     neighbor_log_weights,
     similarities,
     target_log_probs,
@@ -61,3 +62,13 @@ def test_huge_distances_do_not_underflow():
 def test_effective_number_of_neighbors():
     shares = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(entropy(shares.log()).exp(), [2.0, 1.0, 1.0], rtol=1e-6)
+
+
+def test_masses_of_one_query():
+    """Values may repeat, masses may be far from 1, and none may be there."""
+    values, log_masses = np.array([3, 1, 3, 0]), np.array([-1000.0, -1001.0, -1002.0, -np.inf])
+    first, second, third, _ = np.exp(log_masses + 1000)
+    expected = np.array([0, second, 0, first + third, 0]) / (first + second + third)
+    np.testing.assert_allclose(np.exp(log_probs_of_masses(values, log_masses, 5)), expected, rtol=1e-6)
+    for nothing in (values[:0], log_masses[:0]), (values, np.full(4, -np.inf)):
+        assert (log_probs_of_masses(*nothing, 5) == -np.inf).all()

@@ -16,8 +16,8 @@ from fairseq_knnlm.saved_runs.format import RunFacts, SaveWriter
 from fairseq_knnlm.saved_runs.scores import SavedScores
 from fairseq_knnlm.search import ExactSearch, ListSearch
 from fairseq_knnlm.search.early import ListEstimates
-from fairseq_knnlm.search.far_field import FarField
 from fairseq_knnlm.search.target_mass import TargetMass, TargetRuns, log_masses, runs
+from fairseq_knnlm.search.target_shares import log_target_shares
 
 CODES = {"float16": "SQfp16", "float32": "Flat", "int8": "SQ8"}
 TEMPERATURE = {"l2": 7.0, "ip": 5.0}
@@ -132,7 +132,7 @@ def test_far_field(weighted, metric):
     vectors = torch.from_numpy(queries)
     gained = ours.log_mass(vectors, numbers, distances, 3.0) - without.log_mass(vectors, numbers, distances, 3.0)
     np.testing.assert_allclose(gained, np.tile(np.log(sums / np.diff(lists.file.starts)), (len(queries), 1)), atol=1e-4)
-    shares = FarField(lists, ours).log_shares(numbers, targets).exp().numpy()
+    shares = log_target_shares(lists, ours.counts, numbers, targets).exp().numpy()
     values = store.values
     expected = [
         [store.weights[ids][values[ids] == token].sum() / total for ids, total in zip(members, sums)]

@@ -156,3 +156,25 @@ def test_pruning(recipe, corpus, adaptive_model, dump, tmp_path):
     assert all(row["tokens"] == whole["tokens"] for row in rows)
     assert all(row["mixture"] < 1.01 * whole["lm"] for row in rows) and whole["mixture"] < whole["lm"]
     assert not list(tmp_path.glob("pruned-*"))  # what is scored is removed
+
+
+def test_far_field(recipe, corpus, adaptive_model, dump, tmp_path):
+    store = dump("train")
+    stores = ["--datastore", store, "--other", corpus, "--other-datastore", store, "--index", "IVF32,SQfp16"]
+    lists = ["--lists", "2,32", "--far", "0,8"]
+    rows = recipe("far_field", corpus, adaptive_model, tmp_path, *stores, *lists, *CONTEXT).result
+    own, other = rows[:4], rows[4:]
+    assert [(row["nprobe"], row["far"]) for row in own] == [(2, 0), (2, 8), (32, 0), (32, 8)]
+    assert [row["mixture"] for row in own] == [row["mixture"] for row in other]  # it is the same text
+    few, far, whole, again = (row["mixture"] for row in own)
+    assert few != far and whole == again  # where all lists are visited, none is left
+
+
+def test_compact(recipe, corpus, adaptive_model, dump, tmp_path):
+    forms = ["--datastore", dump("train"), "--forms", "16xint8,8xfloat16"]
+    whole, small, tiny = recipe("compact", corpus, adaptive_model, tmp_path, *forms, *CONTEXT).result
+    assert (small["dim"], small["dtype"], tiny["dim"], tiny["dtype"]) == (16, "int8", 8, "float16")
+    assert 0 < tiny["variance_kept"] < small["variance_kept"] < 1 and whole["variance_kept"] is None
+    assert small["store_bytes"] == pytest.approx(18, rel=0.2) and whole["store_bytes"] > 100
+    assert len({row["mixture"] for row in (whole, small, tiny)}) == 3
+    assert not list(tmp_path.glob("compact-*x*"))
