@@ -2,9 +2,9 @@
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import Field, fields
 from enum import EnumMeta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from .parsing import CommandParser
 
@@ -37,11 +37,10 @@ def add_model_arguments(parser: CommandParser, datastore_flag: str, required: bo
     for name in FLAGS:
         field = settings[name]
         default = str(field.default) if field.default is not None else None
-        kind = type(field.default) if isinstance(field.default, int | float) else str
         choices = [str(choice.value) for choice in field.type] if isinstance(field.type, EnumMeta) else None
         flag, text = f"--{name.replace('_', '-')}", field.metadata["help"]
         text += "" if default is None else f" (default: {default})"
-        parser.add_argument(flag, type=kind, default=default, choices=choices, help=text)
+        parser.add_argument(flag, type=_kind_of(field), default=default, choices=choices, help=text)
     parser.add_argument(
         "--tokenizer", metavar="NAME",
         help="tokenise the text first, with fairseq's moses, nltk or space (default: it is tokenised)",
@@ -52,6 +51,12 @@ def add_model_arguments(parser: CommandParser, datastore_flag: str, required: bo
         "flags (--sentencepiece-model, --bpe-codes, ...) are those of fairseq-interactive",
     )  # fmt: skip
     parser.add_argument("--lang", default="en", help="of the tokenizer moses (default: %(default)s)")
+
+
+def _kind_of(field: "Field[Any]") -> type:
+    """What the text of a flag is turned into: the X of a field of type X or Optional[X]."""
+    kinds = {field.type, *get_args(field.type)}
+    return next((kind for kind in (int, float) if kind in kinds), str)
 
 
 def hint(lm: float, mixture: float) -> None:

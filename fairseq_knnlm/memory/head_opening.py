@@ -23,9 +23,10 @@ from ..keys import (
 from ..search.early import VisitRule
 from .base import Memory
 from .datastore_memory import DatastoreMemory
-from .defaults import find_tuned, has_fixed_mixture, parse_head_weights
+from .defaults import find_tuned, parse_head_weights
 from .head_memory import HeadMemory
 from .opening import open_datastores
+from .presets import has_fixed_mixture
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from ..datastore import Datastore
 from ..errors import KnnlmError
 from ..keys import KeyExtractor, Model, check_model, resolve_layer, weights_fingerprint
 from ..search import Search
-from .defaults import flag, limit_nprobe, lists_to_visit
 from .engines import choose_index, make_engine
+from .extent import limit_nprobe, lists_to_visit
 from .neighbor_search import search_outside
 from .opening import check_match
+from .presets import flag
 
 WITHOUT_RECORD = 512  # tokens that the LM reads at once where the datastore does not say
 

@@ -28,21 +28,12 @@ from ..machine import building_device
 from ..search.early import VisitRule
 from .cache import ContinuousCache, Documents
 from .datastore_memory import DatastoreMemory
-from .defaults import (
-    NUMBER,
-    choose_cache_values,
-    choose_values,
-    flag,
-    limit_nprobe,
-    lists_to_visit,
-    parse_far,
-    parse_k,
-    parse_temperatures,
-    parse_weights,
-)
+from .defaults import choose_cache_values, choose_values, parse_temperatures, parse_weights
 from .devices import choose_devices, search_precision
 from .engines import RayCluster, choose_index, make_engine
+from .extent import NUMBER, limit_nprobe, lists_to_visit, parse_far, parse_k
 from .head_memory import HeadMemory
+from .presets import flag
 
 logger = logging.getLogger(__name__)
 

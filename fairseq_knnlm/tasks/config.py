@@ -12,7 +12,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig
 
 from ..errors import KnnlmError
 from ..keys import KEYS
-from ..memory.defaults import flag
+from ..memory.presets import flag
 
 if TYPE_CHECKING:  # classes that are made when the program runs are no types
     KEY_CHOICES = str

@@ -13,7 +13,7 @@ from ..datastore.key_codec import KeyForm
 from ..datastore.manifest import MANIFEST, Manifest, value_dtype_for
 from ..errors import KnnlmError
 from ..index.plan import estimate_time, plan_index
-from ..memory.defaults import flag
+from ..memory.presets import flag
 from ..progress import human_seconds
 from ..storage import check_disk_space, human_bytes
 from .dumping import EntryMaker

@@ -12,7 +12,7 @@ from ..datastore.key_codec import SAMPLE_ROWS, LearntCodec
 from ..index import build_index_if_missing
 from ..keys import DEFAULT_KEY, KeyExtractor, Model, check_model, resolve_layer
 from ..machine import building_device
-from ..memory.defaults import flag
+from ..memory.presets import flag
 from .dry_run import describe_dump
 from .dumping import DumpBatches, EntryMaker, KeyDumper, key_form
 from .eval_lm import Groups

@@ -11,8 +11,8 @@ from ..data.dictionaries import dictionary_facts
 from ..errors import KnnlmError
 from ..keys import Model, weights_fingerprint
 from ..memory import Memory, name_memories
-from ..memory.defaults import flag
 from ..memory.head_opening import open_memories
+from ..memory.presets import flag
 from ..mixture.gate import Gate, check_fits, check_names
 from ..search.early import VisitRule
 
