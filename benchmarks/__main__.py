@@ -28,7 +28,8 @@ PARTS = ("build", "scoring", "profile", "search", "growth", "dump")
 TITLES = {
     "scoring": "Scoring, the median of some rounds in turns: times are for one token; perplexity is that of the first "
     "{part:,} tokens and tuned on them, and that of all of valid with the same flags",
-    "profile": "Where the time of a search with k = all goes, over all of valid",
+    "profile": "Where the time of a search with k = all goes: all of valid, compact keys, 32 lists and 64 in the far "
+    "field",
     "search": "Search alone, on the queries of the first {part:,} tokens; latency of one query",
     "growth": "Growth: every visited entry and the far field, compact keys, all queries of valid at once, the median "
     "of some rounds",

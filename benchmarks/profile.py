@@ -11,6 +11,7 @@ from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index_if_missing, index_file
 from fairseq_knnlm.memory.engines import make_engine
 from fairseq_knnlm.search import ListSearch, list_visitor
+from fairseq_knnlm.search.far_field import FarField
 from fairseq_knnlm.search.target_mass import TargetMass
 
 from .command import warm
@@ -19,11 +20,14 @@ from .setting import Setting
 
 # what it is called in the table: where it is looked up when called, and its name there
 STEPS = {
-    "finding the clusters to visit": (ListSearch, "_nearest_lists"),
-    "distances: gathering queries, matrix product": (list_visitor, "block_distances"),
-    "sums: largest, exp, total, target": (TargetMass, "add"),
+    "finding the lists to visit": (ListSearch, "_nearest_lists"),
+    "lists: decoding keys, distances, masses": (list_visitor, "_shares_of_list"),
+    "the target's part, adding up": (TargetMass, "add_shares"),
+    "the far field": (FarField, "masses"),
 }
+WITH_ALL_THREADS = ("finding the lists to visit", "the far field")  # one call each
 REST = "reading entries, sorting visits, waiting"
+FAR = 64
 
 
 @contextmanager
@@ -34,7 +38,7 @@ def stopwatches(seconds: dict[str, float]) -> Iterator[None]:
         def run(*arguments, **named):
             started = time.perf_counter()
             result = function(*arguments, **named)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+            seconds[name] += time.perf_counter() - started
             return result
 
         return run
@@ -51,23 +55,25 @@ def stopwatches(seconds: dict[str, float]) -> Iterator[None]:
 
 def measure(setting: Setting) -> dict:
     """Seconds of each step, of all threads together; how many queries, and how many entries each of them visits."""
-    store = setting.open_datastore()
+    setting.open_datastore()
+    store = setting.open_compact()
     info = build_index_if_missing(store, "auto", "l2")
     setting.eval_lm("--knn-dump", setting.work / "valid")
     asked = Datastore(setting.work / "valid")
-    queries = np.concatenate(list(asked.key_blocks())).astype(np.float32)
+    queries = store.codec.project(np.concatenate(list(asked.key_blocks())).astype(np.float32))
     targets = asked.values[: len(queries)].astype(np.int64)
-    engine = make_engine(store, build_index_if_missing(store, "auto", "l2"), None, "l2", "index", "exact", NPROBE)
+    engine = make_engine(store, info, None, "l2", "index", "exact", NPROBE, FAR)
     if not isinstance(engine, ListSearch):
         return {"steps": {}, "queries": len(queries)}  # too few entries for clusters
     warm(index_file(store, info.name))
-    seconds: dict[str, float] = {}
+    seconds = dict.fromkeys(STEPS, 0.0)
     with stopwatches(seconds):
         started = time.perf_counter()
         engine.target_mass(queries, targets, [10.0])
         whole = time.perf_counter() - started
     threads = torch.get_num_threads()
-    seconds["finding the clusters to visit"] *= threads  # one call, on all threads
+    for step in WITH_ALL_THREADS:
+        seconds[step] *= threads
     seconds[REST] = whole * threads - sum(seconds.values())
     return {"steps": seconds, "queries": len(queries), "threads": threads}
 

@@ -30,7 +30,11 @@ def methods_of(setting: Setting) -> dict[str, Method]:
     """Ours with a datastore, by name."""
     store, small, few = setting.open_datastore(), setting.open_compact(), setting.open_averaged()
     infos = [build_index_if_missing(each, "auto", "l2") for each in (store, small, few)]
-    found = {f"k = {k}": Method(store, ["--knn-k", k], infos[0]) for k in ("1024", "all")}
+    found = {
+        "k = 1024": Method(store, ["--knn-k", "1024"], infos[0]),
+        "k = all, 32 lists": Method(store, ["--knn-k", "all", "--knn-nprobe", "32"], infos[0]),
+        f"k = all, 32 lists + {FAR} far": Method(store, ["--knn-k", "all"], infos[0]),
+    }
     compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, half, averaged, {few.dim} x int8")
     for name, own, info, lists in ((compact, small, infos[1], LISTS), (averaged, few, infos[2], LISTS_AVERAGED)):
         for nprobe in lists:
@@ -86,9 +90,11 @@ def measure(setting: Setting, rounds: int) -> dict:
         if name.startswith("ours, k"):
             label = name.removeprefix("ours, ")
             row["perplexity"] = setting.eval_lm(*flags[label], data=part)["perplexity"]
-            row["bytes_per_entry"] = (_key_bytes(own[label].store) + own[label].index.bytes) / len(store)
+            row["bytes_per_entry"] = (_store_bytes(own[label].store) + _index_bytes(own[label])) / len(store)
+            values = own[label].store.value_bytes * len(own[label].store)
+            row["bytes_without_keys"] = (values + _index_bytes(own[label])) / len(store)  # after --drop-keys
         elif name == ORIGINAL:
-            row["bytes_per_entry"] = (_key_bytes(store) + published.bytes) / len(store)
+            row["bytes_per_entry"] = (_store_bytes(store) + published.bytes) / len(store)
             whole = row["tokens"] / row["tokens_per_second"]
             row["mixing"] = max(0.0, whole - sum(row[part_] for part_ in ("model", "search", "rescoring")))
         row["command"] = setting.anywhere(row["command"])
@@ -104,15 +110,22 @@ def _summary(results: list[dict]) -> dict:
     return {**kept, "slowest": min(speeds), "fastest": max(speeds)}
 
 
-def _key_bytes(store: Datastore) -> int:
+def _store_bytes(store: Datastore) -> int:
     return sum(path.stat().st_size for path in Path(store.folder).glob("*-*.npy"))
+
+
+def _index_bytes(method: Method) -> int:
+    """With what stands beside it."""
+    folder = index_file(method.store, method.index.name).parent
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def table(result: dict) -> tuple[list[str], list[list[str]]]:
     rows = result["rows"]
     speed = {name: row["tokens_per_second"] for name, row in rows.items()}
     header = ["", "tokens/s", "slowest to fastest", "x original", "x stock", "x bare LM", "model", "search",
-              "rescoring", "perplexity", "of all of valid", "peak memory", "bytes per entry"]  # fmt: skip
+              "rescoring", "perplexity", "of all of valid", "peak memory", "bytes per entry",
+              "after --drop-keys"]  # fmt: skip
     lines = []
     for name, row in rows.items():
         parts = [
@@ -124,6 +137,6 @@ def table(result: dict) -> tuple[list[str], list[list[str]]]:
             *(f"{speed[name] / speed[other]:.2f}" for other in (ORIGINAL, STOCK, BARE)), *parts,
             f"{row['perplexity']:.2f}", f"{row['perplexity_of_all']:.2f}" if row.get("perplexity_of_all") else "",
             f"{row['peak_memory'] / 1e9:.1f} GB" if row["peak_memory"] else "",
-            f"{row['bytes_per_entry']:,.0f}" if "bytes_per_entry" in row else "",  # not in pages of older runs
+            *(f"{row[name]:,.0f}" if name in row else "" for name in ("bytes_per_entry", "bytes_without_keys")),
         ])  # fmt: skip
     return header, lines

@@ -75,9 +75,10 @@ def _measure_store(store: Datastore, paper: Path, queries: torch.Tensor, targets
     if auto.factory:
         warm(index_file(store, "auto"))
     for k in (K, None):
-        engine = make_engine(store, build_index_if_missing(store, "auto", "l2"), k, "l2", "index", "exact", NPROBE)
+        far = 0 if k else FAR
+        engine = make_engine(store, build_index_if_missing(store, "auto", "l2"), k, "l2", "index", "exact", NPROBE, far)
         retriever = DatastoreMemory(store, engine, k, 0.25, 10.0, "l2")
-        rows[f"ours, k = {k or 'all'}"] = {
+        rows[f"ours, k = {k}" if k else f"ours, k = all, {NPROBE} lists + {FAR} far"] = {
             "recall": _recall(engine.search(sample.numpy(), K)[1], truth),
             "queries_per_second": _speed(lambda r=retriever: r.target_log_probs(queries, targets), queries),
             **_latency(lambda query, r=retriever: r.vocabulary_log_probs(query, vocabulary), queries),

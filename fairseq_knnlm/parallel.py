@@ -1,8 +1,8 @@
 """One thread per block of work, instead of all threads for each small operation of a block."""
 
-from collections import deque
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from queue import Full, Queue
 from threading import Event, Lock, Thread
@@ -12,7 +12,8 @@ import torch
 
 from .progress import progress
 
-JOBS_AHEAD = 8  # that wait for each thread: jobs may be made as they are needed, and hold memory
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
 
 
@@ -31,26 +32,59 @@ def for_each(
     if isinstance(jobs, list) and len(jobs) == 1 and name is None:  # torch's own threads are the only ones of use
         return [function(*jobs[0])]
     count = len(jobs) if isinstance(jobs, list) else total or 0
-    results: list[Any] = []
-    with _one_thread_per_operation as threads, progress(name, count) if name else nullcontext() as bar:
-        pool = ThreadPoolExecutor(threads, initializer=_use_one_thread)
-        waiting: deque[Future] = deque()
+    results: dict[int, Any] = {}
+    errors: dict[int, BaseException] = {}
+    taking, numbered = Lock(), enumerate(jobs)
 
-        def finish_first() -> None:
-            results.append(waiting.popleft().result())
+    def work() -> None:
+        """Take one job after the other. A thread that hands them out would compete for Python's lock."""
+        while True:
+            with taking:
+                number, job = next(numbered, (-1, ())) if not errors else (-1, ())
+            if number < 0:
+                return
+            try:
+                results[number] = function(*job)
+            except BaseException as error:
+                errors[number] = error
             if bar is not None:
-                bar.update(1)
+                with taking:
+                    bar.update(1)
 
+    with (
+        _one_thread_per_operation as threads,
+        progress(name, count) if name else nullcontext() as bar,
+        ThreadPoolExecutor(threads, initializer=_use_one_thread) as pool,
+    ):
+        workers = [pool.submit(work) for _ in range(threads)]
         try:
-            for job in jobs:
-                waiting.append(pool.submit(function, *job))
-                if len(waiting) >= threads * JOBS_AHEAD:
-                    finish_first()
-            while waiting:
-                finish_first()
-            return results
-        finally:
-            pool.shutdown(cancel_futures=True)
+            for worker in workers:
+                worker.result()
+        except BaseException as error:  # of making jobs, or from the keyboard: nobody takes another job
+            errors.setdefault(len(results), error)
+    if errors:
+        raise errors[min(errors)]
+    return [results[number] for number in sorted(results)]
+
+
+class Unlocked:
+    """A function of tensors that runs without Python's lock from its beginning to its end.
+
+    Python gives its lock away and takes it back at every operation of torch, and with several threads each time may
+    mean to wait until another thread wakes up: for blocks of a millisecond that is nearly half of the time. So torch
+    compiles the function as a whole (TorchScript). Where it cannot, and on other devices, the function itself is
+    called; it does the same operations.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = self._compiled = function
+        try:
+            self._compiled = torch.jit.script(function)
+        except Exception as error:  # of any kind: no source code, a Python or torch that does not know it, ...
+            logger.debug(f"{function.__name__} runs operation by operation: {error}")
+
+    def __call__(self, first: torch.Tensor, *others: Any) -> Any:
+        return (self._compiled if first.device.type == "cpu" else self._function)(first, *others)
 
 
 def _use_one_thread() -> None:

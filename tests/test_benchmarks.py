@@ -55,7 +55,7 @@ def test_search_rows_and_tables(store, queries, monkeypatch):
     rows["small"] = search.measure_of_all(store, queries, targets, far=4)
     result = {"about": {"part": 80}, "search": {"3,000": rows}, "dump": {"forward": 10.0, "dump": 9.0, "ratio": 0.9}}
     page = benchmark.pages(json.loads(json.dumps(result)), markdown=True)
-    assert "| 3,000 | ours, k = all |" in page and "| 3,000 | small |  |" in page
+    assert "| 3,000 | ours, k = all, 32 lists + 64 far |" in page and "| 3,000 | small |  |" in page
     assert "| dump / forward pass | 0.900 |" in page
 
 
@@ -78,14 +78,16 @@ def test_building_the_indexes(store, tmp_path, monkeypatch):
 
 
 def test_profile_of_a_search(store, tmp_path):
-    setting = SimpleNamespace(work=tmp_path, open_datastore=lambda: store, eval_lm=lambda *_: None)
+    setting = SimpleNamespace(
+        work=tmp_path, open_datastore=lambda: store, open_compact=lambda: store, eval_lm=lambda *_: None
+    )
     (tmp_path / "valid").symlink_to(store.folder)
     functions = [getattr(*place) for place in profile.STEPS.values()]
     result = profile.measure(setting)
     assert result["queries"] == len(store) and set(result["steps"]) == {*profile.STEPS, profile.REST}
     assert [getattr(*place) for place in profile.STEPS.values()] == functions
     header, lines = profile.table(json.loads(json.dumps(result)))
-    assert [len(line) for line in lines] == [len(header)] * 4
+    assert [len(line) for line in lines] == [len(header)] * 5
 
 
 def test_full_size_in_small(store, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from fairseq_knnlm.parallel import for_each
+from fairseq_knnlm.parallel import Unlocked, for_each
 
 
 def test_the_first_error_is_raised_and_the_rest_not_run():
@@ -79,3 +79,25 @@ def test_a_thread_that_starts_late_still_uses_one():
         assert for_each(work, jobs()) == [1, 1]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_an_error_of_making_jobs_is_raised():
+    def jobs():
+        yield (1,)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        for_each(lambda number: number, jobs())
+
+
+def test_results_come_in_order():
+    def work(number):
+        time.sleep(0.01 if number % 2 else 0)
+        return number
+
+    assert for_each(work, [(number,) for number in range(9)]) == [*range(9)]
+
+
+def test_what_cannot_be_compiled_runs_as_it_stands():
+    twice = Unlocked(lambda tensor: tensor * 2)  # TorchScript knows no lambdas
+    assert twice(torch.tensor(4.0)) == 8

@@ -17,7 +17,7 @@ from common import Recipe
 
 from fairseq_knnlm.report.plots import plot
 
-LISTS = 32  # visited, the default of --knn-nprobe
+LISTS, FAR = 32, 64  # visited, the default of --knn-nprobe
 MORE_LISTS = "all entries, more lists"
 VARIANTS = {
     "random": ("random",),
@@ -87,7 +87,7 @@ def measure(recipe: Recipe) -> dict:
         # more lists, which takes as much longer, so only for the larger shares.
         if fraction >= 0.25:
             nprobe = round(LISTS / fraction)
-            found = result(recipe, f"whole-{nprobe}", whole, "--knn-nprobe", nprobe)
+            found = result(recipe, f"whole-{nprobe}", whole, "--knn-nprobe", nprobe, "--knn-far", FAR)
             results["more_lists"].append({"method": MORE_LISTS, "keep": fraction, "nprobe": nprobe, **found})
     for method in recipe.args.methods.split(","):
         results["pruned"] += measure_method(recipe, method, whole, fractions)

@@ -34,13 +34,28 @@ def block_distances(
         be one more pass over the larger, and nobody needs the sum of all.
     """
     if metric == "ip":
-        return torch.mm(queries * scale, keys.T), queries.new_zeros(len(queries))
-    norms = _square_norms(keys) * scale
+        return inner_products(queries, keys, scale)
     if precision == torch.float32:
-        partial = torch.addmm(norms, queries, keys.T, alpha=-2.0 * scale)
-    else:
-        partial = _float_product((queries * (-2.0 * scale)).to(precision), keys.to(precision)).add_(norms)
+        return l2_distances(queries, keys, scale)
+    norms = _square_norms(keys) * scale
+    partial = _float_product((queries * (-2.0 * scale)).to(precision), keys.to(precision)).add_(norms)
     return partial, _square_norms(queries) * scale
+
+
+def _square_norms(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=1).square_()
+
+
+def inner_products(queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What ``block_distances`` returns for inner products."""
+    return torch.mm(queries * scale, keys.t()), torch.zeros_like(queries[:, 0])
+
+
+def l2_distances(queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What ``block_distances`` returns for squared L2 distances in single precision."""
+    norms = torch.linalg.vector_norm(keys, dim=1).square_() * scale
+    partial = torch.addmm(norms, queries, keys.t(), alpha=-2.0 * scale)
+    return partial, torch.linalg.vector_norm(queries, dim=1).square_() * scale
 
 
 def _float_product(queries: Tensor, keys: Tensor) -> Tensor:
@@ -51,10 +66,6 @@ def _float_product(queries: Tensor, keys: Tensor) -> Tensor:
     if queries.device.type == "cuda" and hasattr(torch.ops.aten.mm, "dtype"):  # from torch 2.8 on
         return torch.ops.aten.mm.dtype(queries, keys.T, torch.float32)
     return torch.mm(queries.float(), keys.float().T)
-
-
-def _square_norms(vectors: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vectors, dim=1).square_()
 
 
 # Vectors of neighbours that are in memory at once, in floats: 64 queries x 1024 neighbours x 1024 floats are 256 MiB.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Optional, Protocol
 
 import faiss
 import numpy as np
@@ -54,20 +54,26 @@ class KeyDecoder:
     def __init__(self, codec: KeyCodec, device: torch.device):
         self._device = device
         self._pins = device.type == "cuda"  # from pinned memory a copy goes on while the GPU computes
-        self._step = self._lowest = None
+        self.step: Tensor | None = None
+        self.lowest: Tensor | None = None
         if codec.centre is not None and codec.step is not None:
-            self._step = torch.from_numpy(codec.step).to(device)
+            self.step = torch.from_numpy(codec.step).to(device)
             # FAISS's codes are unsigned: c + 128
-            self._lowest = torch.from_numpy(codec.centre - CODES // 2 * codec.step).to(device)
+            self.lowest = torch.from_numpy(codec.centre - CODES // 2 * codec.step).to(device)
 
     def decode(self, stored: Tensor, origin: Tensor | None) -> Tensor:
         """(m, dim) -> (m, dim) float32, minus ``origin`` (dim,)."""
         pins = self._pins and stored.device.type == "cpu"
-        keys = (stored.pin_memory() if pins else stored).to(self._device, non_blocking=pins).float()
-        if stored.dtype == torch.uint8 and self._step is not None and self._lowest is not None:
-            lowest = self._lowest if origin is None else self._lowest - origin
-            return torch.addcmul(lowest, keys, self._step)
-        return keys if origin is None else keys - origin
+        keys = (stored.pin_memory() if pins else stored).to(self._device, non_blocking=pins)
+        return decoded(keys, origin, self.step, self.lowest)
+
+
+def decoded(stored: Tensor, origin: Optional[Tensor], step: Optional[Tensor], lowest: Optional[Tensor]) -> Tensor:
+    """Keys (m, dim), or codes that stand for ``lowest`` + code * ``step`` (dim,), minus an origin (dim,): float32."""
+    keys = stored.float()
+    if step is not None and lowest is not None and stored.dtype == torch.uint8:
+        return torch.addcmul(lowest if origin is None else lowest - origin, keys, step)
+    return keys if origin is None else keys - origin
 
 
 class FileLists:

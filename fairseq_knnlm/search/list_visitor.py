@@ -6,7 +6,7 @@ A visitor has all lists of an index or a range of them. What several visitors fi
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Protocol
+from typing import Optional, Protocol
 
 import numpy as np
 import torch
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from ..datastore import Datastore
 from ..index.list_files import SortedLists
-from ..parallel import for_each
-from .distances import block_distances, similarity_scale
-from .list_blocks import KeyDecoder, ListBlock, Lists
+from ..parallel import Unlocked, for_each
+from .distances import block_distances, inner_products, l2_distances, similarity_scale
+from .list_blocks import KeyDecoder, ListBlock, Lists, decoded
 from .one_query import OneQueryScan, Runs
-from .target_mass import Masses, TargetMass, log_masses_of_runs
+from .target_mass import Masses, TargetMass, log_masses_of_runs, shares_of_block
 from .top_k import SAMPLE_STRIDE, NearestCandidates, Thresholds
 from .visits import group_by_list
 
+MOST_PAIRS = 1 << 24  # of a query and an entry, whose distances are in memory at once in a thread
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 
 Consume = Callable[[Tensor, ListBlock, Tensor, Tensor], None]
@@ -97,12 +98,23 @@ class ListVisitor:
         """
         factors = [temperatures[0] / temperature for temperature in temperatures]
         mass = TargetMass(targets, factors, self.device, keep_mean, near if keep_ranks else None)
+        scale = similarity_scale(self.metric, temperatures[0])
 
         def consume(rows: Tensor, block: ListBlock, similarities: Tensor, constants: Tensor) -> None:
             weights = None if block.weights is None else block.weights.to(self.device)
             mass.add(rows, similarities, constants, block.run_values, block.run_ends, block.number, weights)
 
-        self._visit(vectors, near, consume, similarity_scale(self.metric, temperatures[0]))
+        def add(rows: Tensor, block: ListBlock) -> None:
+            shares, total, nearest = _shares_of_list(
+                vectors, rows, block.stored, self._origin(block), self._decoder.step, self._decoder.lowest,
+                self.metric == "ip", scale, block.weights,
+            )  # fmt: skip
+            mass.add_shares(rows, shares, total, nearest, block.run_values, block.run_ends, block.number)
+
+        if len(factors) == 1 and self.device.type == "cpu" and self._precision == torch.float32:
+            self._meet_lists(near, add)
+        else:
+            self._visit(vectors, near, consume, scale)
         return mass.result()
 
     def nearest(self, vectors: Tensor, near: np.ndarray, k: int, max_samples: int) -> Iterator[Found]:
@@ -193,31 +205,62 @@ class ListVisitor:
         Args:
             every: look at one entry in so many
         """
-        visits = group_by_list(np.where((near >= self._first) & (near < self._stop), near, -1), len(self.lists.sizes))
-        numbers = np.array([number for number in visits if self.lists.sizes[number]], np.int64)
 
-        def visit(block: ListBlock) -> None:
-            stored = block.stored[::every]
-            rows = torch.from_numpy(visits[block.number])
-            own = vectors.index_select(0, rows.to(self.device))
-            if self.metric == "ip":
-                keys = self._decoder.decode(stored, None)
-            else:
-                origin = self._origin(block)
-                keys = self._decoder.decode(stored, origin)
+        def visit(rows: Tensor, block: ListBlock) -> None:
+            own, origin = vectors.index_select(0, rows.to(self.device)), self._origin(block)
+            keys = self._decoder.decode(block.stored[::every], origin)
+            if origin is not None:
                 own -= origin
             consume(rows, block, *block_distances(own, keys, self.metric, scale, self._precision))
 
+        self._meet_lists(near, visit)
+
+    def _meet_lists(self, near: np.ndarray, visit: Callable[[Tensor, ListBlock], None]) -> None:
+        """For each visited list: visit(queries (r,) that visit it, the list), some of the queries at a time."""
+        visits = group_by_list(np.where((near >= self._first) & (near < self._stop), near, -1), len(self.lists.sizes))
+        numbers = np.array([number for number in visits if self.lists.sizes[number]], np.int64)
+
+        def meet(block: ListBlock) -> None:
+            rows = torch.from_numpy(visits[block.number])
+            for some in rows.split(max(1, MOST_PAIRS // len(block.ids))):
+                visit(some, block)
+
         jobs, name = ((block,) for block in self.lists.stream(numbers)), "searching"
         if self.device.type == "cpu":  # one list per thread
-            for_each(visit, jobs, name if len(vectors) >= LONG_SEARCH else None, len(numbers))
+            for_each(meet, jobs, name if len(near) >= LONG_SEARCH else None, len(numbers))
         else:
             for job in jobs:
-                visit(*job)
+                meet(*job)
 
-    def _origin(self, block: ListBlock) -> Tensor:
-        """A point near the keys of a list, (dim,)."""
+    def _origin(self, block: ListBlock) -> Tensor | None:
+        """A point near the keys of a list, (dim,), which distances are relative to; inner products cannot be."""
+        if self.metric == "ip":
+            return None
         return self._decoder.decode(block.stored[:1], None)[0] if self._means is None else self._means[block.number]
+
+
+@Unlocked
+def _shares_of_list(
+    vectors: Tensor,
+    rows: Tensor,
+    stored: Tensor,
+    origin: Optional[Tensor],
+    step: Optional[Tensor],
+    lowest: Optional[Tensor],
+    inner: bool,
+    scale: float,
+    weights: Optional[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``shares_of_block`` returns of a list, for the queries ``rows`` (r,) of all ``vectors`` (n, dim).
+
+    From codes to sums without Python's lock, which is what lets threads work at the same time.
+    """
+    queries, keys = vectors.index_select(0, rows), decoded(stored, origin, step, lowest)
+    if inner:
+        similarities, constants = inner_products(queries, keys, scale)
+    else:
+        similarities, constants = l2_distances(queries if origin is None else queries - origin, keys, scale)
+    return shares_of_block(similarities, constants, weights)
 
 
 def list_ranges(lists: SortedLists, parts: int) -> list[tuple[int, int]]:

@@ -6,10 +6,13 @@ Integers (which entries are a query's target) are found on the CPU; floats stay 
 import math
 from dataclasses import dataclass, fields
 from threading import Lock
+from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..parallel import Unlocked
 
 
 class TargetRuns:
@@ -38,18 +41,18 @@ class TargetRuns:
 
     def sums(self, block: Tensor) -> Tensor:
         """The sum of each row's run: (r, m) -> (r,) double."""
-        sums = torch.zeros(len(block), dtype=torch.double, device=block.device)
-        if len(self.rows) == 0:
-            return sums
         if block.device.type != "cpu":
-            return self._gathered_sums(block, sums)
+            return self._gathered_sums(block, torch.zeros(len(block), dtype=torch.double, device=block.device))
+        sums = np.zeros(len(block))
+        if len(self.rows) == 0:
+            return torch.from_numpy(sums)
         # from edge to edge: a run, what lies between two runs, a run, ...; for NumPy one pass over the block
         edges = np.empty(2 * len(self.rows), np.int64)
         edges[::2], edges[1::2] = self.begins, self.ends
         if edges[-1] == block.numel():
             edges = edges[:-1]  # reduceat takes no edge there, and sums up to the end by itself
-        sums.numpy()[self.rows] = np.add.reduceat(block.numpy().ravel(), edges)[::2]
-        return sums
+        sums[self.rows] = np.add.reduceat(block.numpy().ravel(), edges)[::2]
+        return torch.from_numpy(sums)
 
     def _gathered_sums(self, block: Tensor, sums: Tensor) -> Tensor:
         """The same on any device: gather the entries of all runs, and add them up by row."""
@@ -191,21 +194,33 @@ class TargetMass:
             number: of the list that the block is, where sums by rank will be asked for
             weights: of the entries, (m,) on the device; None: each counts 1
         """
-        targets = TargetRuns(run_values, run_ends, self.targets[rows.numpy()])
         nearest = similarities.amax(dim=1, keepdim=True)
+        targets = TargetRuns(run_values, run_ends, self.targets[rows.numpy()])
         new = log_masses(similarities, constants, targets, self._factors, nearest, weights)
-        nearest = nearest[:, 0].double() + constants
+        self._add_logs(rows, new, nearest[:, 0].double() + constants, number)
+
+    def add_shares(
+        self,
+        rows: Tensor,
+        shares: Tensor,
+        total: Tensor,
+        nearest: Tensor,
+        run_values: np.ndarray,
+        run_ends: np.ndarray,
+        number: int = -1,
+    ) -> None:
+        """The same at the first sharpness alone, of what ``shares_of_block`` returns."""
+        target = TargetRuns(run_values, run_ends, self.targets[rows.numpy()]).sums(shares)
+        self._add_logs(rows, _log_masses(target, total, nearest), nearest, number)
+
+    def _add_logs(self, rows: Tensor, new: Tensor, nearest: Tensor, number: int) -> None:
+        """Log masses of a block (2, factors, r) and its largest similarities (r,)."""
         rank = None if self._near is None else rank_of(self._near[rows.numpy()], number).to(self._device)
         rows = rows.to(self._device)
-        sums = self._sums.view(-1, self._sums.size(2))
         with self._lock:
-            sums.index_copy_(1, rows, torch.logaddexp(sums.index_select(1, rows), new.flatten(0, 1)))
-            self._largest[rows] = torch.maximum(self._largest[rows], nearest)
+            _add_up(self._sums.flatten(0, 1), self._largest, self._sum_of_logs, self._blocks, rows, new, nearest)
             if self._ranked is not None:
                 self._ranked[:, rank, rows] = torch.logaddexp(self._ranked[:, rank, rows], new[:, 0])
-            if self._sum_of_logs is not None and self._blocks is not None:
-                self._sum_of_logs.index_add_(1, rows, new[TOTAL])
-                self._blocks.index_add_(0, rows, self._blocks.new_ones(len(rows)))
 
     def result(self) -> Masses:
         target, total = self._sums.cpu().numpy()
@@ -215,6 +230,30 @@ class TargetMass:
         if self._ranked is not None:
             found.ranked = self._ranked.cpu().numpy()
         return found
+
+
+@Unlocked
+def _log_masses(target: Tensor, total: Tensor, nearest: Tensor) -> Tensor:
+    """Sums (r,), (r,) in units of the largest mass, whose logs are given (r,) -> (2, 1, r)."""
+    return torch.stack([target, total]).log_().add_(nearest).unsqueeze(1)
+
+
+@Unlocked
+def _add_up(
+    sums: Tensor,
+    largest: Tensor,
+    sum_of_logs: Optional[Tensor],
+    blocks: Optional[Tensor],
+    rows: Tensor,
+    new: Tensor,
+    nearest: Tensor,
+) -> None:
+    """What a block of entries adds to the sums of some rows (r,); see ``TargetMass``."""
+    sums.index_copy_(1, rows, torch.logaddexp(sums.index_select(1, rows), new.flatten(0, 1)))
+    largest.index_copy_(0, rows, torch.maximum(largest.index_select(0, rows), nearest))
+    if sum_of_logs is not None and blocks is not None:
+        sum_of_logs.index_add_(1, rows, new[1])
+        blocks.index_add_(0, rows, torch.ones_like(nearest))
 
 
 def ranks(nprobe: int) -> int:
@@ -267,3 +306,21 @@ def log_masses(
     for number, factor in enumerate(factors):
         masses[:, number].log_().add_(largest, alpha=factor)
     return masses
+
+
+def shares_of_block(
+    similarities: Tensor, constants: Tensor, weights: Optional[Tensor], log2_e: float = LOG2_E
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``log_masses`` at a single sharpness, before logarithms are taken.
+
+    Returns:
+        the mass of each entry in units of its row's largest (r, m), which overwrites the similarities; their sums (r,)
+        and the row's largest similarity (r,), both double
+    """
+    largest = similarities.amax(dim=1, keepdim=True)
+    similarities -= largest
+    similarities *= log2_e
+    similarities.exp2_()
+    if weights is not None:
+        similarities *= weights
+    return similarities, similarities.sum(dim=1).double(), largest.squeeze(1).double() + constants
