@@ -14,7 +14,7 @@ from .original import write_raw
 from .setting import Setting
 
 STOCK, BARE, ORIGINAL = "stock fairseq-eval-lm, bare LM", "ours, bare LM", "original, k = 1024"
-LISTS, LISTS_AVERAGED, FAR = ("16", "32"), ("8", "16", "32"), "64"  # visited, and in the far field
+LISTS, LISTS_AVERAGED, FAR = ("16", "32", "128"), ("16",), "64"  # visited, and in the far field
 
 
 @dataclass
