@@ -209,8 +209,12 @@ def check(
     return result
 
 
-def page(results: dict) -> str:
-    """Markdown: each step's time, memory and bytes, what 3 billion entries would take, and the checks."""
+def page(results: dict, growth: dict | None = None) -> str:
+    """Markdown: each step's time, memory and bytes, what 3 billion entries would take, and the checks.
+
+    Args:
+        growth: what ``python -m benchmarks growth`` has measured of smaller datastores with as many lists a query
+    """
     entries = results["dump"]["entries"]
     steps = {"dump": "dump, 128 x int8 of 1,024 dimensions", "build": "build", "score": "search for all queries"}
     lines = [
@@ -228,6 +232,8 @@ def page(results: dict) -> str:
         f"{score['seconds_of_search']:,.0f} s without opening the index: {score['queries_per_second']:,.0f} a second.",
         f"The projection keeps {results['dump']['variance_kept']:.1%} of the variance.",
     ]
+    if growth is not None:
+        facts.append(_growth(entries, 1e6 / score["queries_per_second"], growth))
     if "disk" in results:
         facts += _disk_facts(results["disk"])
     checks = [[name, f"{value:.4g}"] for name, value in checked.items() if name not in ("seconds", "peak_memory")]
@@ -239,6 +245,17 @@ def page(results: dict) -> str:
         "Beside exact search over all entries:",
         table(["", "value"], checks, markdown=True, left=("",)),
     ]) + "\n"  # fmt: skip
+
+
+def _growth(entries: int, us: float, growth: dict) -> str:
+    """How much longer a query takes than with the fewest and the most entries of the other benchmark."""
+    rows = {int(size): row["us"] for size, row in growth["rows"].items()}
+    parts = [
+        f"{us / rows[size]:.1f} times as long as with {size:,} entries (entries to the power of "
+        f"{np.log(us / rows[size]) / np.log(entries / size):.2f})"
+        for size in (min(rows), max(rows))
+    ]
+    return f"A query takes {us:.0f} us: " + " and ".join(parts) + "."
 
 
 def _disk_facts(disk: dict) -> list[str]:
@@ -292,7 +309,9 @@ def main() -> None:
 
 def write_page(file: Path) -> None:
     """Markdown beside the JSON file, with what a person has to say of it (``.notes.md``) at the end."""
-    text, notes = page(json.loads(file.read_text())), file.with_suffix(".notes.md")
+    speed = file.with_name("speed.json")  # of python -m benchmarks, if it is there
+    growth = json.loads(speed.read_text()).get("growth") if speed.exists() else None
+    text, notes = page(json.loads(file.read_text()), growth), file.with_suffix(".notes.md")
     write_text(file.with_suffix(".md"), text + (f"\n{notes.read_text().strip()}\n" if notes.exists() else ""))
 
 

@@ -22,7 +22,7 @@ def facts_of(recipe: Recipe, store: Path) -> dict:
     auto = next(index for index in info["indexes"] if index["name"] == "auto")
     projection = info["projection"] or {}
     return {"dim": info["dim"], "dtype": info["key_dtype"], "variance_kept": projection.get("variance_kept"),
-            "store_bytes": info["bytes"] / info["entries"], "index_bytes": auto["bytes"] / info["entries"],
+            "store_bytes": info["bytes"] / info["entries"], "index_bytes": auto["bytes_on_disk"] / info["entries"],
             "entries": info["entries"]}  # fmt: skip
 
 

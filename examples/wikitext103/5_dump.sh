@@ -10,7 +10,8 @@ if grep -q '"complete": true' "$datastore/manifest.json" 2>/dev/null; then
     echo "[dump] done before, in $datastore"
 else
     fairseq-eval-lm "$bin" --gen-subset train --path "$checkpoint" "${dump_context[@]}" "${knn[@]}" "${device[@]}" \
-        --knn-dump "$datastore" --knn-key-dim "$KEY_DIM" --knn-key-dtype "$KEY_DTYPE" --num-shards "${PARTS:-1}" --shard-id "${PART:-0}" --no-progress-bar
+        --knn-dump "$datastore" --knn-key-dim "$KEY_DIM" --knn-key-dtype "$KEY_DTYPE" \
+        --num-shards "${PARTS:-1}" --shard-id "${PART:-0}" --no-progress-bar
 fi
 beside 'entries' "$(entries "$datastore")" 103,225,485
 echo "(the paper's code leaves out the first 1,536 of the 103,227,021 tokens)"

@@ -104,14 +104,18 @@ def _info(args: argparse.Namespace) -> int:
     from ..datastore import Datastore
     from ..datastore.compact import describe_keys
     from ..index import list_indexes
+    from ..index.list_files import bytes_on_disk
     from ..storage import human_bytes
 
     datastore = Datastore(args.datastore)
     manifest, indexes = datastore.manifest, list_indexes(datastore)
+    indexes_bytes = [bytes_on_disk(datastore, index) for index in indexes]
     if args.json:
         content = asdict(manifest)
         content["bytes"] = datastore.bytes_on_disk
-        content["indexes"] = [asdict(index) for index in indexes]
+        content["indexes"] = [
+            {**asdict(index), "bytes_on_disk": size} for index, size in zip(indexes, indexes_bytes)
+        ]
         print(to_json(content, indent=1))
         return 0
     rows = [
@@ -120,8 +124,7 @@ def _info(args: argparse.Namespace) -> int:
         ("values", manifest.value_dtype),
         *([("weights", _describe_weights(datastore))] if datastore.is_weighted else []),
         ("on disk", f"{human_bytes(datastore.bytes_on_disk)} in {len(manifest.shards)} shards"),
-        ("per entry", f"{(datastore.bytes_on_disk + sum(i.bytes for i in indexes)) / len(datastore):,.0f} bytes with "
-                      "all indexes"),
+        ("per entry", f"{(datastore.bytes_on_disk + sum(indexes_bytes)) / len(datastore):,.0f} bytes with all indexes"),
         *((name.replace("_", " "), str(value)) for name, value in manifest.source.items()),
     ]
     for index in indexes:

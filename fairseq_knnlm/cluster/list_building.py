@@ -22,31 +22,19 @@ import torch
 
 from ..datastore import Datastore
 from ..datastore.list_file import ID_BYTES
-from ..datastore.reader import LIST_STARTS
 from ..errors import KnnlmError
 from ..index.assign import list_finder
 from ..index.build import ADD_BLOCK, TRAINED
 from ..index.info import INDEX_FILE, bare_ivf
-from ..index.list_files import LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS, RUN_ENDS, RUN_STARTS, RUN_VALUES
-from ..index.list_writer import (
-    BUCKET_BYTES,
-    ListSummary,
-    bucket_edges,
-    encoder,
-    index_head,
-    interleave,
-    make_records,
-    record_dtype,
-    sort_rows,
-)
+from ..index.list_records import bucket_edges, encoder, interleave, make_records, record_dtype, sort_rows
+from ..index.list_summary import ListSummary, join_sides
+from ..index.list_writer import BUCKET_BYTES, BUCKETS_PER_PIECE, COPY_BYTES, index_head
 from ..progress import Style, progress
 from ..storage import OutputFile, check_disk_space, file_sha256, write_array
 from .jobs import finished_jobs, job_processors
 from .nodes import Node
 
 PART_BYTES = 1 << 29  # of entries that a job of the first step has in memory
-COPY_BYTES = 1 << 24
-BUCKETS_PER_PIECE = 4
 
 
 @dataclass
@@ -86,10 +74,6 @@ def counts_file(work: Path, part: int) -> Path:
 
 def piece_file(work: Path, piece: int) -> Path:
     return work / f"piece-{piece:05d}.lists"
-
-
-def side_file(work: Path, piece: int, name: str) -> Path:
-    return work / f"piece-{piece:05d}-{name}"
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -132,8 +116,7 @@ def write_piece(job: Job, piece: int, parts: int, buckets: list[tuple[int, int]]
             summary.add(first - base, rows, starts)
             file.write(interleave(rows, starts, ivf.code_size))
             entries += len(rows)
-        for name, array in summary.arrays().items():
-            write_array(side_file(work, piece, name), array)
+        summary.write(work, piece)
         # The piece itself comes last: it says that the rest is there.
     return entries
 
@@ -207,13 +190,7 @@ class ListBuilder:
             if written != size:
                 raise KnnlmError(f"the pieces in {work} do not make the index; delete the folder and build again")
             sha256 = file.commit()
-        write_array(work / LIST_STARTS, starts)
-        for name in (RUN_VALUES, RUN_ENDS, LIST_MEANS, LIST_SPREADS, LIST_WEIGHTS):
-            files = [side_file(work, piece, name) for piece in range(pieces)]
-            if files[0].exists():
-                write_array(work / name, np.concatenate([np.load(path) for path in files]))
-        runs = [np.diff(np.load(side_file(work, piece, RUN_STARTS))) for piece in range(pieces)]
-        write_array(work / RUN_STARTS, np.concatenate([[0], np.cumsum(np.concatenate(runs))]))
+        join_sides(work, starts, pieces)
         return sha256, len(head)
 
 

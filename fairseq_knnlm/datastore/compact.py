@@ -83,5 +83,6 @@ def describe_keys(datastore: Datastore) -> str:
         kept = manifest.projection
         text += f", of {kept.source_dim} dimensions, with {kept.variance_kept:.1%} of the variance"
     if manifest.quantizer is not None:
-        text += f", rounded to 8 bits ({manifest.quantizer.error:.2%} of the variance lost)"
+        text += f", rounded to 8 bits ({manifest.quantizer.error:.2%} of the variance lost, "
+        text += f"{manifest.quantizer.clipped:.2%} of the numbers cut off)"
     return text

@@ -16,6 +16,8 @@ from .info import has_flat_quantizer, quantizer_ivf
 from .kmeans import GroupedCentroids, nearest_centroids
 from .plan import GROUPS_FOR_ADDING
 
+NUMBERS_AT_ONCE = 1 << 24
+
 
 def list_finder(
     ivf: faiss.IndexIVF, metric: str, device: torch.device | str = "cpu"
@@ -65,9 +67,12 @@ def find_lists(
 
 def _sound_rows(descriptor: int, nlist: int) -> int:
     """How many numbers of the file are there and can be lists."""
-    size = os.fstat(descriptor).st_size // 4
+    sound = 0
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
-        lists = np.fromfile(file, np.int32, size)
-    wrong = np.flatnonzero((lists < 0) | (lists >= nlist))
-    return int(wrong[0]) if len(wrong) else len(lists)
+        while len(lists := np.fromfile(file, np.int32, NUMBERS_AT_ONCE)):
+            wrong = np.flatnonzero((lists < 0) | (lists >= nlist))
+            if len(wrong):
+                return sound + int(wrong[0])
+            sound += len(lists)
+    return sound

@@ -48,7 +48,7 @@ from .info import (
     remedy_for,
 )
 from .list_files import ALL_FILES, checksums
-from .list_writer import PARTITION, PARTITIONED, ListWriter
+from .list_writer import PARTITION, PARTITIONED, WRITING, WRITTEN, ListWriter
 from .plan import GROUPS_FOR_ADDING, IndexPlan, estimate_time, plan_index
 from .temperature import measure_temperature
 from .training import SAMPLE, train_index
@@ -56,18 +56,19 @@ from .training import SAMPLE, train_index
 logger = logging.getLogger(__name__)
 
 GROUPS_FOR_SEARCHING = 8
+FILLED_BY_FAISS = (faiss.IndexIVFFastScan, faiss.IndexIVFPQR)  # in ways of its own
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
-BUILD_VERSION = 4  # of the steps below: a build that an older release began is not continued
+BUILD_VERSION = 5  # of the steps below: a build that an older release began is not continued
 
 # What a build writes; nothing else is ever removed.
 BUILD_RECORD, TRAINED, ADDED, LISTS = "build.json", "trained.faiss", "added.faiss", "lists.int32"
 OF_OLD_RELEASES = "clusters"
-LEFTOVERS = (BUILD_RECORD, TRAINED, ADDED, LISTS, SAMPLE, PARTITION, PARTITIONED, OF_OLD_RELEASES)
+AFTER_TRAINING = (ADDED, LISTS, PARTITION, PARTITIONED, WRITING, WRITTEN)
+LEFTOVERS = (BUILD_RECORD, TRAINED, *AFTER_TRAINING, SAMPLE, OF_OLD_RELEASES)
 
-
-# The nodes of a cluster write parts of the keys and pieces of the lists, see ``cluster.list_building``.
-OF_NODES = re.compile(r"(part|piece)-\d{5}[.-][a-z_]+(\.npy)?")
+# What stands beside each piece of the lists; and what the nodes of a cluster write, see ``cluster.list_building``.
+PIECES = re.compile(r"(part|piece)-\d{5}[.-][a-z_]+(\.npy)?")
 
 # (datastore, trained index, metric, work folder, checksum of the trained index) -> SHA-256 of INDEX_FILE, bytes of its
 # head; writes INDEX_FILE and what stands beside it.
@@ -77,7 +78,7 @@ WriteLists = Callable[[Datastore, faiss.IndexIVF, str, Path, str], tuple[str, in
 def is_index_file(name: str) -> bool:
     """Whether a file of this name in an index's folder was written by us."""
     ours = name in (INDEX_FILE, INFO_FILE, *ALL_FILES, *LEFTOVERS) or name.endswith(".ivfdata")
-    return ours or OF_NODES.fullmatch(name) is not None
+    return ours or PIECES.fullmatch(name) is not None
 
 
 def build_index(
@@ -178,7 +179,7 @@ class _Build:
             self.info.seconds = round(time.perf_counter() - started, 1)
             write_record(self.work / INFO_FILE, asdict(self.info))
         # From here on the index is whole: a process that is killed now finds it so the next time.
-        for name in [*LEFTOVERS, *(path.name for path in self.work.iterdir() if OF_NODES.fullmatch(path.name))]:
+        for name in [*LEFTOVERS, *(path.name for path in self.work.iterdir() if PIECES.fullmatch(path.name))]:
             (self.work / name).unlink(missing_ok=True)
         publish_folder(self.work, self.folder, is_index_file)
         logger.info(f"index {self.info.name} is ready: {human_bytes(self.info.bytes)}, {self.info.seconds:.0f}s")
@@ -216,7 +217,8 @@ class _Build:
         return info if (info.spec, info.metric, info.keys_fingerprint) == wanted else None
 
     def _build(self, plan: IndexPlan) -> None:
-        check_disk_space(self.work, plan.disk_bytes, f"building the index {self.info.name}")
+        there = sum(file.stat().st_blocks * 512 for file in self.work.iterdir())  # of an interrupted build
+        check_disk_space(self.work, plan.disk_bytes - there, f"building the index {self.info.name}")
         memory, disk = human_bytes(plan.memory_bytes), human_bytes(plan.disk_bytes)
         logger.info(
             f"needs about {memory} of memory, {disk} of disk while it is built, and "
@@ -224,10 +226,13 @@ class _Build:
         )
         index = self._resumed()
         if index is None:
+            for name in AFTER_TRAINING:  # of other centroids
+                (self.work / name).unlink(missing_ok=True)
             index = train_index(self.datastore, plan, self.metric, self.seed, self.work, self.device)
             self._keep(index, TRAINED)
+            (self.work / SAMPLE).unlink(missing_ok=True)
         path, ivf = self.work / INDEX_FILE, bare_ivf(index)
-        if ivf is None or isinstance(ivf, faiss.IndexIVFFastScan):
+        if ivf is None or isinstance(ivf, FILLED_BY_FAISS):
             if self._write_elsewhere is not None:
                 raise KnnlmError(f"only FAISS itself can fill an index {plan.factory}; use knnlm build for it")
             self._add_in_order(index)

@@ -22,7 +22,7 @@ from .info import (
     split_transform,
     stores_exact_keys,
 )
-from .list_writer import encode
+from .list_records import encode
 
 SAMPLED_ENTRIES = 1 << 20  # whose codes and lists are checked, unless all are
 ENTRIES_PER_CHECK = 1 << 15  # entries of several lists that are checked together

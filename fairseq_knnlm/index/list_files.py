@@ -101,7 +101,6 @@ class SortedLists:
             return ends - begins
         return np.add.reduceat(weights, begins, dtype=np.float64)
 
-
     def runs_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of some lists, one after the other: values (runs,), how much each run counts (runs,), runs per list (m,)."""
         wanted = numbers.tolist()
@@ -124,6 +123,11 @@ def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:
         return None
     folder = index_folder(datastore, info.name)
     return SortedLists(folder, info, remedy_for(datastore, info), datastore.manifest.value_dtype)
+
+
+def bytes_on_disk(datastore: Datastore, info: IndexInfo) -> int:
+    """Of an index with what stands beside it."""
+    return sum(file.stat().st_size for file in index_folder(datastore, info.name).iterdir() if file.is_file())
 
 
 def knows_spreads(info: IndexInfo) -> bool:

@@ -11,7 +11,7 @@ import torch
 from ..errors import KnnlmError
 from .info import extract_ivf, faiss_metric, last_line
 from .kmeans import ROUNDS, nearest_centroids
-from .list_writer import partition_bytes
+from .list_records import partition_bytes
 
 BOUNDED_MEMORY = 2 << 30  # of a build that writes its lists one after the other
 PRESETS = ("auto", "paper", "flat")
@@ -23,6 +23,7 @@ ENTRIES_PER_LIST = 640
 MOST_FLAT_CENTROIDS = 2048
 GROUPS_FOR_ADDING = 4
 KEY_CODES = {"float16": "SQfp16", "float32": "Flat", "int8": "SQ8"}  # FAISS's, for codes that are the keys
+BYTES_BESIDE_LISTS = 4  # per entry, about; see list_files
 SLOWER_IN_GROUPS = 2  # than one matrix product of as many comparisons
 
 
@@ -54,12 +55,15 @@ def plan_index(spec: str, entries: int, dim: int, key_dtype: str, metric: str) -
         by_list = is_written_by_list(plan.factory)
         plan.memory_bytes = min(plan.bytes, BOUNDED_MEMORY) if by_list else plan.bytes
         plan.disk_bytes = plan.bytes + _bytes_to_resume_from(plan, entries, dim, metric)
+        if by_list:
+            plan.disk_bytes += entries * BYTES_BESIDE_LISTS
     return plan
 
 
 def is_written_by_list(factory: str) -> bool:
     """Whether we write the lists of such an index, and not FAISS, which adds to others in its own way."""
-    return factory.startswith("IVF") and not factory.endswith("fs") and "Refine" not in factory
+    own_way = factory.endswith("fs") or "Refine" in factory or re.search(r"PQ\d+\+", factory) is not None
+    return factory.startswith("IVF") and not own_way
 
 
 def _bytes_to_resume_from(plan: IndexPlan, entries: int, dim: int, metric: str) -> int:
@@ -95,7 +99,9 @@ def _plan_factory(factory: str, entries: int, dim: int, metric: str, sample: int
         fewer = 1 << max(0, int(np.log2(max(1, entries // 39))))
         factory = factory.replace(lists[0], f"IVF{fewer}")
         why = f"{entries:,} entries are too few for {lists[1]} lists, so {fewer}"
-        lists = re.search(r"IVF(\d+)", factory)
+        lists, groups = re.search(r"IVF(\d+)", factory), re.search(r"\(IVF(\d+),Flat\)", factory)
+        if groups and int(groups[1]) > fewer:
+            factory = factory.replace(groups[0], f"(IVF{1 << round(np.log2(fewer) / 2)},Flat)")
     bits = re.search(r"PQ\d+(?:x(\d+))?", factory)
     if bits and entries < 1 << int(bits[1] or 8):
         raise KnnlmError(

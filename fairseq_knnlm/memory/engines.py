@@ -1,5 +1,6 @@
 """Which index and which search engine a choice of neighbours (mask) and distances (score) needs."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,11 @@ from ..index.info import stores_exact_keys
 from ..index.list_files import open_lists
 from ..search import ExactSearch, FaissSearch, ListSearch, RescoredSearch, Search
 from ..search.early import VisitRule
+from ..search.faiss_engine import with_nprobe
 from ..search.faiss_gpu import to_gpu
 from .devices import lists_stay_on
+
+logger = logging.getLogger(__name__)
 
 
 def choose_index(
@@ -106,7 +110,9 @@ def make_engine(
         return RescoredSearch(ExactSearch(datastore, metric), index.reconstruct_batch, metric)
     if stores_exact_keys(index, datastore):  # the index's distances are the exact ones
         return list_search(far=0)
-    engine = FaissSearch(to_gpu(index, k, torch.device(devices[0])), nprobe)
+    if len(devices) > 1:
+        logger.info(f"the index {info.name} holds codes of FAISS's own, which are searched on {devices[0]} alone")
+    engine = FaissSearch(to_gpu(with_nprobe(index, nprobe), k, torch.device(devices[0])), nprobe)
     return engine if score == "index" else RescoredSearch(engine, datastore.gather_keys, metric)
 
 

@@ -26,11 +26,17 @@ def lists_of_far_field(args: Any, k: int | None, info: IndexInfo | None) -> int:
 
     Nobody has to ask for it, but who says which lists are visited gets these and no others.
     """
-    far = parse_far(flag(args, "knn_far"), k)
-    if far is not None:
+    can_be = k is None and str(args.knn_metric) == "l2" and info is not None and knows_spreads(info)
+    if args.knn_far is not None:
+        far = parse_far(args.knn_far, k)
+        if far and (info is None or info.factory is None):
+            logger.info("--knn-far does nothing without inverted lists: every entry takes part as it is")
+            return 0
         return far
-    is_usual = k is None and flag(args, "knn_nprobe") is None and str(args.knn_metric) == "l2"
-    return FAR if is_usual and info is not None and knows_spreads(info) else 0
+    of_preset = flag(args, "knn_far")
+    if of_preset is None:
+        of_preset = FAR if flag(args, "knn_nprobe") is None else 0
+    return of_preset if can_be else 0
 
 
 def why_not_all(args: Any, indexes: list[IndexInfo | None]) -> str:
@@ -65,12 +71,12 @@ def limit_k(k: int | None, entries: list[int], can_be_all: bool) -> int | None:
     return max(entries)
 
 
-def parse_far(far: int | None, k: int | None) -> int | None:
-    """--knn-far: how many lists are in the far field; None: it is not given."""
-    if far is not None and far < 0:
+def parse_far(far: int, k: int | None) -> int:
+    """--knn-far: how many lists are in the far field."""
+    if far < 0:
         raise KnnlmError(f"--knn-far must be 0 or more, not {far}")
     if far and k is not None:
-        raise KnnlmError("--knn-far goes with --knn-k all; leave one of them out")
+        raise KnnlmError("--knn-far goes with --knn-k all; give that, too, or leave --knn-far out")
     return far
 
 

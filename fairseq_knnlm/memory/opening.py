@@ -132,7 +132,8 @@ def _check_numbers(args: Any, count: int) -> None:
         if (value := flag(args, name)) is not None:
             parse(value, count)
     k = flag(args, "knn_k")
-    parse_far(flag(args, "knn_far"), None if k is None else parse_k(k))
+    if args.knn_far is not None:
+        parse_far(args.knn_far, None if k is None else parse_k(k))
     limit_nprobe(lists_to_visit(args), None)
 
 

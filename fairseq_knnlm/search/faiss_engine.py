@@ -10,16 +10,21 @@ from .distances import neighbor_distances
 from .engine import QUERIES_PER_PART, Search
 
 
+def with_nprobe(index: faiss.Index, nprobe: int) -> faiss.Index:
+    """The index, told to visit so many lists if it has any."""
+    ivf = extract_ivf(index)
+    if ivf is not None:
+        ivf.nprobe = min(nprobe, ivf.nlist)
+    return index
+
+
 class FaissSearch(Search):
     """Whatever the index returns, with the index's own distances."""
 
     preferred_queries = 8192  # FastScan's reservoirs like batches of 4 to 16 thousand
 
     def __init__(self, index: faiss.Index, nprobe: int):
-        self.index = index
-        ivf = extract_ivf(index)
-        if ivf is not None:
-            ivf.nprobe = min(nprobe, ivf.nlist)
+        self.index = with_nprobe(index, nprobe)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         return self.index.search(np.ascontiguousarray(queries, np.float32), min(k, self.index.ntotal))

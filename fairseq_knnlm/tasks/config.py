@@ -93,7 +93,8 @@ class KNNLanguageModelingConfig(LanguageModelingConfig):
     knn_k: Optional[str] = field(
         default=None,
         metadata=_help(
-            "all: every entry of the visited lists, exactly, with no selection; or a number of neighbours per query "
+            "all: every entry of the visited lists, exactly and with no selection, and further lists as --knn-far "
+            "says; or a number of neighbours per query "
             "(default: all, or what knnlm tune --keep stored; 1024 where the index or --knn-score needs a number)"
         ),
     )

@@ -8,6 +8,7 @@ from ..machine import peak_memory
 from ..memory import DatastoreMemory, HeadMemory, Memory
 from ..mixture.totals import Totals
 from ..progress import human_seconds
+from ..search import ListSearch
 from ..storage import human_bytes
 
 Rows = list[tuple[str, str]]
@@ -86,7 +87,11 @@ def _settings(memory: Memory) -> str:
     facts = memory.facts
     if facts.is_cache:
         return f"theta {facts.sharpness:g}, {facts.neighbors:,} positions"
-    return f"temperature {1 / facts.sharpness:g}, k {facts.neighbors or 'all'}"
+    text = f"temperature {1 / facts.sharpness:g}, k {facts.neighbors or 'all'}"
+    if isinstance(memory, DatastoreMemory) and isinstance(memory.engine, ListSearch):
+        text += f", {memory.engine.nprobe} lists"
+        text += f" and {memory.engine.far} in the far field" if memory.engine.far and facts.neighbors is None else ""
+    return text
 
 
 def _precise(seconds: float) -> str:

@@ -23,6 +23,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(list_writer, "BUCKET_BYTES", 20_000)
     monkeypatch.setattr(list_writer, "BUFFER_BYTES", 10_000)
     monkeypatch.setattr(list_writer, "READ_ROWS", 300)
+    monkeypatch.setattr(list_writer, "BUCKETS_PER_PIECE", 2)
 
 
 @pytest.mark.parametrize("dtype", SPECS)
@@ -72,7 +73,7 @@ def test_killed_while_lists_are_written(store, monkeypatch, caplog, stage):
     whole = build_index(store, "IVF16,SQfp16", "l2", name="whole")
     monkeypatch.setattr(list_writer, "CHECKPOINT_ROWS", 500)
     records, read = list_writer.ListWriter._records, list_writer.ListWriter._read_bucket
-    started_at = []
+    started_at, buckets_read = [], []
 
     def interrupted_records(self, start):
         for number, rows in enumerate(records(self, start)):
@@ -85,6 +86,10 @@ def test_killed_while_lists_are_written(store, monkeypatch, caplog, stage):
             raise KeyboardInterrupt
         return read(self, bucket)
 
+    def noted_read(self, bucket):
+        buckets_read.append(bucket)
+        return read(self, bucket)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         if stage == "partition":
             patch.setattr(list_writer.ListWriter, "_records", interrupted_records)
@@ -94,11 +99,48 @@ def test_killed_while_lists_are_written(store, monkeypatch, caplog, stage):
     monkeypatch.setattr(
         list_writer.ListWriter, "_records", lambda self, start: (started_at.append(start), records(self, start))[1]
     )
+    monkeypatch.setattr(list_writer.ListWriter, "_read_bucket", noted_read)
     caplog.clear()
     part = build_index(store, "IVF16,SQfp16", "l2", name="part")
     assert part.sha256 == whole.sha256 and part.files == whole.files and "training" not in caplog.text
     assert started_at[0] == (3000 if stage == "write" else 1200)  # what was partitioned is not read again
-    assert not list((store.folder / "index/part").glob("partition*"))
+    assert buckets_read[0] == (4 if stage == "write" else 0)  # pieces of two buckets that are written are not, either
+    assert not list((store.folder / "index/part").glob("p*"))
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_an_interrupted_build_wrote_need_not_be_free_again(store, monkeypatch, tmp_path):
+    import shutil
+
+    read, asked = list_writer.ListWriter._read_bucket, []
+
+    def interrupted_read(self, bucket):
+        if bucket == 5:
+            raise KeyboardInterrupt
+        return read(self, bucket)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(list_writer.ListWriter, "_read_bucket", interrupted_read)
+        build_index(store, "IVF16,SQfp16", "l2", name="tight")
+    monkeypatch.setattr("fairseq_knnlm.index.build.check_disk_space", lambda _, needed, __: asked.append(needed))
+    build_index(store, "IVF16,SQfp16", "l2", name="tight")
+    build_index(store, "IVF16,SQfp16", "l2", name="new")
+    partition = 3000 * (2 * DIM + 16)
+    assert asked[0] < asked[1] - partition and shutil.disk_usage(tmp_path).free > asked[1]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_lists_of_other_centroids_are_not_used(store, monkeypatch):
+    """If the trained index is lost, so is what was assigned and partitioned by it."""
+    whole = build_index(store, "IVF16,SQfp16", "l2", name="whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(list_writer.ListWriter, "_read_bucket", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        build_index(store, "IVF16,SQfp16", "l2", name="part")
+    work = store.folder / "index/part.partial"
+    (work / "trained.faiss").unlink()
+    lists = np.fromfile(work / "lists.int32", np.int32)
+    ((lists + 1) % 16).astype(np.int32).tofile(work / "lists.int32")
+    assert build_index(store, "IVF16,SQfp16", "l2", name="part").sha256 == whole.sha256
 
 
 def test_no_space_for_the_partition_file(store, monkeypatch):

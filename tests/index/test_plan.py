@@ -4,7 +4,8 @@ import pytest
 from stores import DIM
 
 from fairseq_knnlm.errors import KnnlmError
-from fairseq_knnlm.index import plan_index
+from fairseq_knnlm.index import build_index, plan_index
+from fairseq_knnlm.index.checking import verify_index
 
 
 def test_auto_depends_on_the_size():
@@ -55,6 +56,16 @@ def test_memory_is_bounded_where_lists_are_written_one_after_the_other():
 
 
 def test_disk_for_the_partition_file():
-    """Besides the index: the list of every key, and its code, id, list and value."""
+    """Besides the index: the list of every key, its code, id, list and value, and what stands beside the lists."""
     found = plan_index("IVF16,SQfp16", 100_000, DIM, "float16", "l2")
-    assert found.disk_bytes == found.bytes + 100_000 * (4 + 2 * DIM + 8 + 4 + 4)
+    assert found.disk_bytes == found.bytes + 100_000 * (4 + 2 * DIM + 8 + 4 + 4 + 4)
+
+
+def test_groups_shrink_with_the_lists():
+    plan = plan_index("IVF16384(IVF128,Flat),SQfp16", 3000, 16, "float16", "l2")
+    assert plan.factory == "IVF64(IVF8,Flat),SQfp16"
+
+
+def test_codes_in_two_steps_are_added_by_faiss(store):
+    info = build_index(store, "IVF16,PQ4+4", "l2")
+    assert verify_index(store, info, everything=True) == "" and not info.files

@@ -24,7 +24,7 @@ def test_a_preset_speaks_where_flags_are_silent():
     "given, lists, far",
     [({}, 32, 64), ({"preset": "paper"}, 32, 64), ({"preset": "fast"}, 16, 64), ({"nprobe": 32}, 32, 0),
      ({"preset": "fast", "nprobe": 32}, 32, 64), ({"preset": "fast", "far": 0}, 16, 0), ({"far": 0}, 32, 0),
-     ({"nprobe": 5, "far": 7}, 5, 7), ({"metric": "ip"}, 32, 0), ({"metric": "ip", "far": 3}, 32, 3)],
+     ({"preset": "fast", "metric": "ip"}, 16, 0), ({"nprobe": 5, "far": 7}, 5, 7), ({"metric": "ip"}, 32, 0), ({"metric": "ip", "far": 3}, 32, 3)],
 )  # fmt: skip
 def test_lists_by_preset_and_flags(given, lists, far):
     info = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})
@@ -40,6 +40,16 @@ def test_no_far_field_where_nobody_asked_and_it_cannot_be():
         lists_of_far_field(flags(far=8), 1024, spreads)
     with pytest.raises(KnnlmError, match="--knn-far must be 0 or more, not -1"):
         lists_of_far_field(flags(far=-1), None, spreads)
+
+
+def test_a_preset_gives_way(caplog):
+    """fast asks for a far field only where there can be one; a flag that nothing can come of says so."""
+    spreads = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})
+    fast = flags(preset="fast", k="1024")
+    assert lists_of_far_field(fast, 1024, spreads) == 0
+    assert lists_of_far_field(flags(preset="fast"), None, index("IVF128,PQ8")) == 0
+    caplog.set_level("INFO")
+    assert lists_of_far_field(flags(far=8), None, index(None)) == 0 and "does nothing without inverted" in caplog.text
 
 
 def test_k_and_nprobe_above_what_there_is(caplog):

@@ -9,7 +9,7 @@ from stores import DIM, keys_of, make_store
 from fairseq_knnlm.index import build_index, open_index
 from fairseq_knnlm.index.list_files import open_lists
 from fairseq_knnlm.memory import DatastoreMemory
-from fairseq_knnlm.search import ListSearch, list_blocks
+from fairseq_knnlm.search import ListSearch, list_blocks, list_visitor
 
 FORMS = [("float16", DIM), ("float32", DIM), ("int8", DIM), ("float16", 24), ("int8", 24)]
 CODES = {"float16": "SQfp16", "float32": "Flat", "int8": "SQ8"}
@@ -162,6 +162,31 @@ def test_the_number_of_queries_at_once_does_not_matter(lasting_store, far):
     parts = [engine.target_mass(queries[r : r + 7], targets[r : r + 7], [2.0, 4.0]) for r in range(0, 60, 7)]
     for ours, theirs in zip(whole, zip(*parts)):
         np.testing.assert_allclose(ours, np.concatenate(theirs, axis=1), rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("temperatures", [[2.0], [2.0, 4.0]])
+def test_the_number_of_pairs_in_memory_does_not_matter(lasting_store, monkeypatch, temperatures):
+    """However few queries of a list are compared with it at once; k = 8 likewise, whose threshold comes first."""
+    store = lasting_store(3000, "float16")
+    engine, (queries, targets) = engine_of(store, far=6), ask(store)
+    whole, nearest = engine.target_mass(queries, targets, temperatures), engine.search(queries, 8)
+    monkeypatch.setattr(list_visitor, "MOST_PAIRS", 500)
+    for ours, theirs in zip(engine.target_mass(queries, targets, temperatures), whole):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=5e-5)
+    distances, ids = engine.search(queries, 8)
+    np.testing.assert_allclose(distances, nearest[0], rtol=1e-4, atol=1e-3)
+    assert (ids == nearest[1]).mean() > 0.98  # ties
+
+
+def test_one_temperature_gives_what_several_give(lasting_store):
+    """One temperature has a shorter way to the sums, and both are exact."""
+    for dtype in ("float16", "int8"):
+        store = lasting_store(3000, dtype)
+        for metric in ("l2", "ip"):
+            engine, (queries, targets) = engine_of(store, metric=metric), ask(store)
+            one, several = (engine.target_mass(queries, targets, list(ts)) for ts in ((3.0,), (3.0, 7.0)))
+            for ours, theirs in zip(one, several):
+                np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6, atol=1e-6)
 
 
 def test_empty_lists(tmp_path):

@@ -1,8 +1,10 @@
 """Compact keys from the dump to the score, by the real commands, against brute force."""
 
+import shutil
+
 import numpy as np
 import pytest
-from commands import knnlm, sentence_of
+from commands import knnlm, make_table, sentence_of
 from reference import has_tie, knn_probability, load, mixture
 
 from fairseq_knnlm.datastore import Datastore
@@ -78,6 +80,32 @@ def test_commands(dump, tmp_path, capsys):
     text = printed("info", small)
     assert "of the variance" in text and "only in the index IVF16_SQ8" in text and "bytes with all indexes" in text
     assert "all is well" in printed("verify", "--all", small)
+
+
+def test_what_reads_keys_in_order_works_without_them(evaluate, corpus, adaptive_model, dump, tmp_path):
+    """Every command on a datastore whose lists are the only copy of its keys makes what it makes of the whole one."""
+    stores = [shutil.copytree(dump("train", *COMPACT), tmp_path / name) for name in ("whole", "dropped")]
+    assert knnlm("build", stores[0], "--index", "IVF16,SQ8") == 0
+    assert knnlm("build", stores[1], "--index", "IVF16,SQ8", "--drop-keys") == 0
+    commands = {
+        "subsample": ("--fraction", "0.5", "--seed", "1"),
+        "compact": ("--dim", "8"),
+        "prune": ("--keep", "0.5"),
+    }
+    for command, flags in commands.items():
+        made = [tmp_path / f"{store.name}-{command}" for store in stores]
+        for store, output in zip(stores, made):
+            assert knnlm(command, store, *flags, "-o", output) == 0
+        one, other = (Datastore(output) for output in made)
+        np.testing.assert_array_equal(*(np.concatenate(list(each.stored_blocks())) for each in (one, other)))
+        np.testing.assert_array_equal(one.values, other.values)
+    for store in stores:
+        assert make_table(store, store, tmp_path / f"{store.name}-table") == 0
+    tables = [sorted((tmp_path / f"{store.name}-table").glob("*.npy")) for store in stores]
+    assert tables[0] and all(one.read_bytes() == other.read_bytes() for one, other in zip(*tables))
+    for flags in ((), ("--knn-mask", "exact", "--knn-k", "8")):
+        one, other = (evaluate(corpus, adaptive_model, "--knn-datastore", store, *flags) for store in stores)
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-6)
 
 
 @pytest.mark.parametrize(

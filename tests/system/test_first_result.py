@@ -67,10 +67,20 @@ def test_the_paper_in_one_flag(score, corpus, adaptive_model, store):
 
 def test_fast_in_one_flag(score):
     said = ("--knn-k", "all", "--knn-nprobe", "16", "--knn-far", "64")
-    index = ("--knn-index", "auto", "--knn-temperature", "5")
+    index = ("--knn-index", "IVF128,SQfp16", "--knn-temperature", "5")
     np.testing.assert_array_equal(score("--knn-preset", "fast", *index).scores, score(*said, *index).scores)
     one = score("--knn-preset", "fast", "--knn-nprobe", "1", *index).scores
     np.testing.assert_array_equal(one, score(*said[:2], "--knn-nprobe", "1", *said[4:], *index).scores)
+
+
+def test_the_far_field_is_there_unless_lists_are_counted(score):
+    index = ("--knn-index", "IVF128,SQfp16", "--knn-temperature", "5")
+    usual = score(*index)
+    assert "k all, 32 lists and 64 in the far field)" in usual.log
+    np.testing.assert_array_equal(usual.scores, score("--knn-nprobe", "32", "--knn-far", "64", *index).scores)
+    counted = score("--knn-nprobe", "32", *index)
+    assert "k all, 32 lists)" in counted.log and not np.array_equal(usual.scores, counted.scores)
+    np.testing.assert_array_equal(counted.scores, score("--knn-far", "0", *index).scores)
 
 
 def test_a_dump_with_the_preset_builds_its_index(corpus, adaptive_model, tmp_path):
