@@ -4,9 +4,9 @@
     python -m benchmarks --data DATA-BIN --path CHECKPOINT --work DIR [--datastore DIR] [PART ...]
 
 Parts: scoring (whole scoring, by command), profile (of a search), search (recall, one query, growth with the number of
-entries), growth (a whole split, compact keys), build (both indexes), dump. What takes long to make (datastore, indexes)
-is kept in the work folder and not made again; everything else is measured again. Run it on a machine that does nothing
-else, and compare rows of one run.
+entries), growth (a whole split, compact keys), build (both indexes), dump, neighbors (the table for SPALM). What takes
+long to make (datastore, indexes) is kept in the work folder and not made again; everything else is measured again. Run
+it on a machine that does nothing else, and compare rows of one run.
 """
 
 import argparse
@@ -21,10 +21,10 @@ import torch
 from fairseq_knnlm.report.tables import table
 from fairseq_knnlm.storage import write_json
 
-from . import build, dump, growth, profile, scoring, search
+from . import build, dump, growth, neighbors, profile, scoring, search
 from .setting import Setting, make_setting
 
-PARTS = ("build", "scoring", "profile", "search", "growth", "dump")
+PARTS = ("build", "scoring", "profile", "search", "growth", "dump", "neighbors")
 TITLES = {
     "scoring": "Scoring, the median of some rounds in turns: times are for one token; perplexity is that of the first "
     "{part:,} tokens and tuned on them, and that of all of valid with the same flags",
@@ -35,8 +35,12 @@ TITLES = {
     "of some rounds",
     "build": "Building an index",
     "dump": "Dumping keys, in turns with the bare forward pass",
+    "neighbors": "The table of neighbours that SPALM is trained with",
 }
-MODULES = {"scoring": scoring, "profile": profile, "search": search, "growth": growth, "build": build, "dump": dump}
+MODULES = {
+    "scoring": scoring, "profile": profile, "search": search, "growth": growth, "build": build, "dump": dump,
+    "neighbors": neighbors,
+}  # fmt: skip
 
 
 def parse() -> argparse.Namespace:
@@ -85,6 +89,7 @@ def measure(args: argparse.Namespace) -> dict:
         "growth": lambda: growth.measure(setting, sizes),
         "build": lambda: build.measure(setting),
         "dump": lambda: dump.measure(setting.data, setting.path, "train", 6),
+        "neighbors": lambda: neighbors.measure(setting),
     }
     for part in args.parts or PARTS:
         result[part] = measures[part]()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_knnlm.search.list_visitor import cut_evenly
+from fairseq_knnlm.search.visitor import cut_evenly
 
 SIZES = (103_227_021, 1_000_000_000, 3_000_000_000)
 NODE_MEMORY = 64e9  # of a node of the sizing table, in bytes; some of it is left for the system

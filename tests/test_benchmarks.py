@@ -9,7 +9,7 @@ import torch
 from stores import make_store
 
 from benchmarks import __main__ as benchmark
-from benchmarks import build, full_size, original, profile, search
+from benchmarks import build, full_size, neighbors, original, profile, search
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index, build_index_if_missing, index_file, list_indexes
 from fairseq_knnlm.memory import DatastoreMemory
@@ -113,3 +113,10 @@ def test_full_size_in_small(store, tmp_path, monkeypatch):
     (tmp_path / "scale.json").write_text(json.dumps(results))
     full_size.write_page(tmp_path / "scale.json")
     assert "| build | 3 s | 1.00 GiB |" in (tmp_path / "scale.md").read_text()
+
+
+def test_the_cost_of_a_table_of_neighbours():
+    result = {"entries": 10_000_000, "dim": 256, "processor_seconds_per_million": 1234.5}
+    header, lines = neighbors.table(json.loads(json.dumps(result)))
+    assert [len(line) for line in lines] == [len(header)] * 2
+    assert lines[0][1] == "1,234" and lines[1][1] == "196,364 to 261,818"

@@ -14,9 +14,10 @@ from ..index.info import INDEX_FILE, IndexInfo, find_index, index_folder, open_i
 from ..index.list_files import open_lists
 from ..progress import Style
 from ..search.list_blocks import FileLists, Lists, ResidentLists
-from ..search.list_visitor import Found, ListVisitor, VisitedMasses
+from ..search.list_visitor import ListVisitor
+from ..search.masses import Masses
 from ..search.one_query import OneQueryScan
-from ..search.target_mass import Masses
+from ..search.visitor import Found, VisitedMasses
 from ..storage import file_sha256, read_ahead
 from .node_facts import own_copy
 

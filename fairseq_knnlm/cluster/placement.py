@@ -7,7 +7,7 @@ import torch
 
 from ..errors import KnnlmError
 from ..search.coarse import CoarseQuantizer
-from ..search.list_visitor import cut_evenly
+from ..search.visitor import cut_evenly
 from ..storage import human_bytes
 from .nodes import Node
 

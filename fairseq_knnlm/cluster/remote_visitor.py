@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import KnnlmError
 from ..search.list_blocks import Lists
-from ..search.list_visitor import Found, VisitedMasses
-from ..search.target_mass import Masses, spread_masses
+from ..search.masses import Masses, spread_masses
+from ..search.visitor import Found, VisitedMasses
 from .connection import NAMESPACE, describe
 from .list_actor import Assignment, ListActor
 from .nodes import Node, check_copies, check_software, living_nodes, probe

@@ -27,7 +27,8 @@ class Datastore:
             done = sum(1 for shard in self.manifest.shards if (self.folder / shard.receipt_name).exists())
             raise KnnlmError(
                 f"{self.folder} is incomplete ({done} of {len(self.manifest.shards)} shards); "
-                "run the same command (fairseq-eval-lm --knn-dump, knnlm compact, subsample, prune or import) again to finish it"
+                "run the same command (fairseq-eval-lm --knn-dump, knnlm compact, subsample, prune or import) again to "
+                "finish it"
             )
         remedy = f"restore it from a copy, or delete {self.folder} and dump it again"
         rows, manifest = [shard.rows for shard in self.shards], self.manifest

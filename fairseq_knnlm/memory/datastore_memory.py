@@ -10,7 +10,7 @@ from torch import Tensor
 from ..datastore import Datastore
 from ..keys import KeyExtractor
 from ..search import Search
-from ..search.target_mass import Masses
+from ..search.masses import Masses
 from .base import KeptLogProbs, KeptNeighbors, Memory, MemoryFacts, MemoryScores, VocabularyScores
 from .features import NEAREST, PROFILE, Features, mass_name, neighbor_features, relative_mass
 from .probabilities import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import KnnlmError
 from .distances import similarity_scale
-from .target_mass import Masses
+from .masses import Masses
 
 QUERIES_PER_PART = 1 << 15
 

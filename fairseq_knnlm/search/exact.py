@@ -10,7 +10,8 @@ from ..datastore import Datastore
 from ..parallel import for_each
 from .distances import block_distances, neighbor_distances, similarity_scale
 from .engine import Search
-from .target_mass import Masses, TargetMass, runs
+from .masses import Masses
+from .target_mass import TargetMass, runs
 from .top_k import RunningNearest
 
 KEYS_PER_BLOCK = 2048

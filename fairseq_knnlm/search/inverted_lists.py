@@ -19,11 +19,12 @@ from .early import EARLY_NAMES, ChosenLists, ListEstimates, VisitRule
 from .engine import Search
 from .far_field import FarField
 from .list_blocks import FaissLists, FileLists, Lists, ResidentLists
-from .list_visitor import Found, ListVisitor, Visitor, list_ranges
+from .list_visitor import ListVisitor
+from .masses import Masses, join_masses
 from .one_query import OneQueryScan
 from .packed import MOST_IDS
-from .target_mass import Masses, join_masses
 from .top_k import SAMPLE_STRIDE, capacity
+from .visitor import Found, Visitor, list_ranges
 
 QUERY_BYTES = 1 << 28  # for the queries that are searched at once
 SEARCH_BYTES = 1 << 29  # for candidates, in search

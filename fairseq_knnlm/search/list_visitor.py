@@ -5,54 +5,27 @@ A visitor has all lists of an index or a range of them. What several visitors fi
 """
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
-from typing import Optional, Protocol
+from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..datastore import Datastore
-from ..index.list_files import SortedLists
 from ..parallel import Unlocked, for_each
 from .distances import block_distances, inner_products, l2_distances, similarity_scale
 from .list_blocks import KeyDecoder, ListBlock, Lists, decoded
+from .masses import Masses
 from .one_query import OneQueryScan, Runs
-from .target_mass import Masses, TargetMass, log_masses_of_runs, shares_of_block
+from .target_mass import TargetMass, log_masses_of_runs, shares_of_block
 from .top_k import SAMPLE_STRIDE, NearestCandidates, Thresholds
+from .visitor import Found, VisitedMasses
 from .visits import group_by_list
 
 MOST_PAIRS = 1 << 24  # of a query and an entry, whose distances are in memory at once in a thread
 LONG_SEARCH = 8192  # queries, from which on there is a progress bar
 
 Consume = Callable[[Tensor, ListBlock, Tensor, Tensor], None]
-Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # distances (r, k), ids (r, k), whether each row is right (r,)
-VisitedMasses = tuple[np.ndarray, np.ndarray, np.ndarray]  # values (m,), log masses (m,), log mass of each list
-
-
-class Visitor(Protocol):
-    """What ``ListSearch`` asks the owner of some lists, who is here or in another process."""
-
-    lists: Lists
-    device: torch.device
-
-    def masses(
-        self,
-        vectors: Tensor,
-        targets: np.ndarray,
-        near: np.ndarray,
-        temperatures: list[float],
-        keep_mean: bool,
-        keep_ranks: bool = False,
-    ) -> Masses: ...
-
-    def nearest(self, vectors: Tensor, near: np.ndarray, k: int, max_samples: int) -> Iterator[Found]: ...
-
-    def visited(self, vector: Tensor, near: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def visited_masses(self, vector: Tensor, near: np.ndarray, scale: float) -> VisitedMasses: ...
-
-
 class ListVisitor:
     """Computes distances to the entries of lists, and what follows from them, on one device."""
 
@@ -261,18 +234,3 @@ def _shares_of_list(
     else:
         similarities, constants = l2_distances(queries if origin is None else queries - origin, keys, scale)
     return shares_of_block(similarities, constants, weights)
-
-
-def list_ranges(lists: SortedLists, parts: int) -> list[tuple[int, int]]:
-    """Cut all lists into contiguous ranges of about as many entries each: first list, and the one after the last."""
-    return cut_evenly(lists.file.starts, np.ones(parts))
-
-
-def cut_evenly(ends: np.ndarray, shares: np.ndarray) -> list[tuple[int, int]]:
-    """Cut lists into contiguous ranges whose costs are as these shares (parts,) are to each other.
-
-    Args:
-        ends: (lists + 1,) the cost of all lists before each list, and of all of them
-    """
-    edges = np.searchsorted(ends, ends[-1] * np.cumsum(shares)[:-1] / np.sum(shares))
-    return list(pairwise([0, *edges.tolist(), len(ends) - 1]))

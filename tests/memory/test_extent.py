@@ -24,7 +24,8 @@ def test_a_preset_speaks_where_flags_are_silent():
     "given, lists, far",
     [({}, 32, 64), ({"preset": "paper"}, 32, 64), ({"preset": "fast"}, 16, 64), ({"nprobe": 32}, 32, 0),
      ({"preset": "fast", "nprobe": 32}, 32, 64), ({"preset": "fast", "far": 0}, 16, 0), ({"far": 0}, 32, 0),
-     ({"preset": "fast", "metric": "ip"}, 16, 0), ({"nprobe": 5, "far": 7}, 5, 7), ({"metric": "ip"}, 32, 0), ({"metric": "ip", "far": 3}, 32, 3)],
+     ({"preset": "fast", "metric": "ip"}, 16, 0), ({"nprobe": 5, "far": 7}, 5, 7),
+     ({"metric": "ip"}, 32, 0), ({"metric": "ip", "far": 3}, 32, 3)],
 )  # fmt: skip
 def test_lists_by_preset_and_flags(given, lists, far):
     info = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})

@@ -13,7 +13,7 @@ from fairseq_knnlm.index import build_index, open_index
 from fairseq_knnlm.index.list_files import open_lists
 from fairseq_knnlm.search import ListSearch
 from fairseq_knnlm.search.list_blocks import ResidentLists
-from fairseq_knnlm.search.list_visitor import list_ranges
+from fairseq_knnlm.search.visitor import list_ranges
 
 
 def split_engine(store, parts, metric="l2", far=0, resident=False, **options) -> ListSearch:
