@@ -14,7 +14,8 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 
 from fairseq_knnlm.datastore import Datastore, DatastoreWriter, Manifest, plan_shards
 from fairseq_knnlm.datastore.key_codec import SAMPLE_ROWS, KeyForm, learn_codec
+from fairseq_knnlm.datastore.list_file import ListFile
 from fairseq_knnlm.index import build_index, index_file
 from fairseq_knnlm.memory.engines import make_engine
 from fairseq_knnlm.progress import progress
@@ -38,6 +40,7 @@ POOL = 1 << 14  # rows of noise, which are used in different orders and with dif
 PARTS = ("dump", "build", "score", "disk", "check")
 FEW = 50  # one query in so many, of those that are searched for when the disk is what counts
 READ_BYTES = 1 << 23
+SLOW_DISK = 5e8  # bytes a second, such as SATA allows
 
 
 class MadeUpKeys:
@@ -168,7 +171,35 @@ def disk(source: Datastore, asked: Datastore, folder: Path, nprobe: int, far: in
             "share_of_bandwidth": (read_bytes() - before) / seconds / bandwidth,
             "times_a_pass_of_the_disk": seconds / (info.bytes / bandwidth),
         }  # fmt: skip
+    engine = make_engine(store, info, None, "l2", "index", "exact", nprobe, far)
+    with slow_reads(SLOW_DISK) as read:
+        started = time.perf_counter()
+        engine.target_mass(queries[::FEW], targets[::FEW], [temperature])
+        seconds = time.perf_counter() - started
+    result["slow"] = {
+        "queries": len(queries[::FEW]), "bytes_per_second": SLOW_DISK, "seconds": seconds, "bytes_read": read[0],
+        "share_of_bandwidth": read[0] / seconds / SLOW_DISK,
+    }  # fmt: skip
     return result
+
+
+@contextmanager
+def slow_reads(bytes_per_second: float) -> Iterator[list[int]]:
+    """Reads of lists take as long as from a disk of such a speed; gives how many bytes were read."""
+    original, read = ListFile.read, [0]
+
+    def slowly(self: ListFile, first: int, last: int) -> np.ndarray:
+        started = time.perf_counter()
+        data = original(self, first, last)
+        read[0] += data.nbytes
+        time.sleep(max(0.0, data.nbytes / bytes_per_second - (time.perf_counter() - started)))
+        return data
+
+    ListFile.read = slowly  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        ListFile.read = original  # type: ignore[method-assign]
 
 
 def forget(path: Path) -> None:
@@ -265,7 +296,14 @@ def _disk_facts(disk: dict) -> list[str]:
         f"{row['times_a_pass_of_the_disk']:.2f} times as long as reading the file once."
         for row in (disk["all"], disk["few"])
     ]
-    return [f"The disk reads {disk['sequential_bytes_per_second'] / 1e6:,.0f} MB a second in order.", *sentences]
+    facts = [f"The disk reads {disk['sequential_bytes_per_second'] / 1e6:,.0f} MB a second in order.", *sentences]
+    if slow := disk.get("slow"):
+        facts.append(
+            f"With every read slowed down to {slow['bytes_per_second'] / 1e6:,.0f} MB a second, {slow['queries']:,} "
+            f"queries take {slow['seconds']:,.0f} s and read {slow['bytes_read'] / 1e9:.1f} GB, at "
+            f"{slow['share_of_bandwidth']:.0%} of that speed."
+        )
+    return facts
 
 
 def main() -> None:

@@ -107,12 +107,18 @@ def test_full_size_in_small(store, tmp_path, monkeypatch):
     assert checked["mean difference of p, visited"] < 1e-4
     results = {
         "dump": made, "build": full_size.build(tmp_path / "store"), "score": scored, "check": checked,
+        "disk": full_size.disk(store, store, tmp_path / "store", 8, 8, 9.0),
     }  # fmt: skip
+    assert results["disk"]["slow"]["bytes_read"] > 0
+    growth = {"growth": {"rows": {"700": {"us": scored["seconds_of_search"] / len(store) * 1e6 / 10}}}}
+    (tmp_path / "speed.json").write_text(json.dumps(growth))
     for step in results.values():
         step |= {"seconds": 3.0, "peak_memory": 1 << 30}
     (tmp_path / "scale.json").write_text(json.dumps(results))
     full_size.write_page(tmp_path / "scale.json")
-    assert "| build | 3 s | 1.00 GiB |" in (tmp_path / "scale.md").read_text()
+    page = (tmp_path / "scale.md").read_text()
+    assert "| build | 3 s | 1.00 GiB |" in page and "With every read slowed down to 500 MB a second, 60 queries" in page
+    assert "10.0 times as long as with 700 entries (entries to the power of 1.00)" in page
 
 
 def test_the_cost_of_a_table_of_neighbours():

@@ -207,7 +207,7 @@ def train_two_level_centroids(
     turns = passes.unique().tolist()
     for turn in each(turns, "clustering", len(turns), " passes"):
         members = (passes == turn)[group]
-        vectors = torch.cat([b[m] for b, m in zip(sample.blocks(), members.split([len(part) for part in parts]))])
+        vectors = _taken(sample, members, centres.size(1))
         order = group[members].argsort(stable=True)
         numbers = (passes == turn).nonzero()[:, 0].tolist()
         rows = dict(zip(numbers, order.split(sizes[numbers].tolist())))
@@ -217,7 +217,18 @@ def train_two_level_centroids(
             found += for_each(lambda n, v=vectors, r=rows: cluster(n, v[r[n]]), [(number,) for number in own])
         else:
             found += [cluster(number, vectors[rows[number]].to(device)).cpu() for number in own]
+        del vectors  # before those of the next pass are there
     return torch.cat(found).numpy()
+
+
+def _taken(sample: Sample, members: Tensor, dim: int) -> Tensor:
+    """Those vectors of a sample that are wanted, (n,) bool: (m, dim)."""
+    taken, first, place = torch.empty((int(members.sum()), dim)), 0, 0
+    for block in sample.blocks():
+        own = block[members[first : first + len(block)]]
+        taken[place : place + len(own)] = own
+        first, place = first + len(block), place + len(own)
+    return taken
 
 
 def _kmeans(
