@@ -15,6 +15,8 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm
 
+# It registers the task: --user-dir does not, where the package has been imported before.
+import fairseq_knnlm.tasks.knn_language_modeling  # noqa: F401
 from fairseq_knnlm.keys.running import for_each_batch
 from fairseq_knnlm.tasks.dumping import KeyDumper
 

@@ -52,7 +52,7 @@ def for_each(
                     bar.update(1)
 
     with (
-        _one_thread_per_operation as threads,
+        one_thread_per_operation as threads,
         progress(name, count) if name else nullcontext() as bar,
         ThreadPoolExecutor(threads, initializer=_use_one_thread) as pool,
     ):
@@ -125,7 +125,7 @@ class _OneThreadPerOperation:
             torch.set_num_threads(self._threads)
 
 
-_one_thread_per_operation = _OneThreadPerOperation()
+one_thread_per_operation = _OneThreadPerOperation()
 
 
 def ahead(items: Iterable[Item], count: int) -> Iterator[Item]:

@@ -160,7 +160,7 @@ class DatastoreMemory(Memory):
         if self.with_features:  # the same sums that scoring looks at, whatever the far field adds to them
             temperatures, targets = self._profile_temperatures(), np.zeros(len(vectors), np.int64)
             features = self._features(self.engine.masses(vectors, targets, temperatures, early=True), temperatures)
-        return VocabularyScores(torch.cat(parts), features)
+        return VocabularyScores(parts[0] if len(parts) == 1 else torch.cat(parts), features)
 
     def _vocabulary_of_all_visited(self, query: np.ndarray, vocabulary_size: int) -> Tensor:
         """query (1, dim) -> (1, vocabulary)."""

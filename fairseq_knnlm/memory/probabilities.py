@@ -64,6 +64,6 @@ def log_probs_of_masses(values: np.ndarray, log_masses: np.ndarray, vocabulary_s
     if largest > -np.inf:
         masses = np.exp(log_masses - largest)  # in double precision, where nothing that matters underflows
         sums = np.bincount(values, masses, vocabulary_size)
-        present = np.flatnonzero(sums)  # for one logarithm of each token would take longer than all the rest
+        present = np.flatnonzero(sums > 0)  # for one logarithm of each token would take longer than all the rest
         log_probs[present] = np.log(sums[present] / masses.sum())
     return log_probs

@@ -13,6 +13,7 @@ from ..datastore import Datastore
 from ..errors import KnnlmError
 from ..index.info import split_transform, stores_exact_keys
 from ..index.list_files import SortedLists
+from ..parallel import one_thread_per_operation
 from .coarse import CoarseQuantizer
 from .distances import similarity_scale
 from .early import EARLY_NAMES, ChosenLists, ListEstimates, VisitRule
@@ -157,6 +158,10 @@ class ListSearch(Search):
     def visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self.lists, FaissLists):
             return super().visited_masses(query, temperature)
+        with one_thread_per_operation:  # one query is some twenty short operations
+            return self._visited_masses(query, temperature)
+
+    def _visited_masses(self, query: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         chosen, scale = self._chosen_lists(query), similarity_scale(self.metric, temperature)
         near = chosen.lists[:, : self.nprobe]
         found = self._ask(lambda own: own.visited_masses(_vectors(query, own), near, scale))

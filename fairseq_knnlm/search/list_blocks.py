@@ -95,6 +95,11 @@ class FileLists:
                 stored = codes.view(self._dtype) if self._holds_keys else as_floats(self._datastore, ids)
                 yield ListBlock(number, torch.from_numpy(stored), ids, *self.runs(number), self.weights(number))
 
+    @property
+    def bytes(self) -> int:
+        """Of the file that they are in."""
+        return self._lists.info.bytes
+
     def weights(self, number: int) -> Tensor | None:
         """The weights of a list's entries, (m,); None: each counts 1."""
         weights = self._lists.weights_of(number)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import KnnlmError
 from ..index.info import extract_ivf
+from ..machine import available_memory
 from .list_blocks import FileLists
 
 
@@ -31,12 +32,14 @@ class OneQueryScan:
         if ivf is None:
             raise KnnlmError("the index has no inverted lists; use --knn-index auto")
         self._index, self._ivf, self._lists = index, ivf, lists  # the index owns the memory that ``ivf`` points to
+        self._is_large = lists.bytes >= available_memory()
         largest = float(np.finfo(np.float32).max)
         self._anything = -largest if metric == "ip" else largest  # a radius that every entry is within
 
     def __call__(self, query: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Runs]]:
         """query (1, dim), ascending lists that are not empty (m,) -> distances (n,), ids (n,), runs of each list."""
-        self._lists.will_need(numbers)
+        if self._is_large:  # else it was read into memory when it was opened
+            self._lists.will_need(numbers)
         self._ivf.nprobe, self._ivf.parallel_mode = len(numbers), 0  # in one thread, so that lists come in order
         distances_to_centroids = np.zeros((1, len(numbers)), np.float32)  # which matter to codes of residuals only
         search: Any = self._ivf.range_search_preassigned  # its types are those of C++, which Python's wrapper hides
