@@ -14,6 +14,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
 OWN_STATUS = Path("/proc/self/status")
+PROCESSOR = Path("/proc/cpuinfo")
 
 
 def available_memory() -> int:
@@ -26,6 +27,15 @@ def available_memory() -> int:
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space)
     return max(0, min(limits))
+
+
+def processor_vendor() -> str:
+    """Who made the processor, as it says itself ("GenuineIntel", "AuthenticAMD"); empty where that is not known."""
+    try:
+        with open(PROCESSOR) as file:
+            return next((line.split(":")[1].strip() for line in file if line.startswith("vendor_id")), "")
+    except OSError:  # another system than Linux
+        return ""
 
 
 def gpu_memory(device: "torch.device") -> int:

@@ -11,13 +11,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "fairseq_knnlm"
 
 # Data walks down this list; a room imports from rooms above it only. Modules without a folder are rooms of their own.
 ROOMS = [
-    "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report",
+    "errors", "near_matches", "logs", "machine", "progress", "parallel", "products", "storage", "report",
     "keys", "datastore", "data", "index", "original", "search", "cluster", "heads", "pruning", "memory", "mixture",
     "saved_runs", "prototypes", "fairseq_setup", "models", "criterions", "tasks", "spalm", "api", "inspector", "cli",
 ]  # fmt: skip
 WITHOUT_FAIRSEQ = (
-    "errors", "near_matches", "logs", "machine", "progress", "parallel", "storage", "report", "datastore", "index",
-    "original", "search", "cluster", "heads", "pruning",
+    "errors", "near_matches", "logs", "machine", "progress", "parallel", "products", "storage", "report", "datastore",
+    "index", "original", "search", "cluster", "heads", "pruning",
 )  # fmt: skip
 
 

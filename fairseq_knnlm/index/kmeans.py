@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..parallel import for_each
+from ..products import product
 from ..progress import each
 
 ROWS = 1 << 14  # vectors compared with all centroids at once
@@ -30,7 +31,7 @@ def best_centroids(vectors: Tensor, centroids: Tensor, metric: str, count: int =
     bias = _bias(centroids, metric)
     numbers, scores = [], []
     for part in vectors.split(ROWS):
-        found = torch.addmm(bias, part.float(), centroids.T)
+        found = product(part.float(), centroids, bias)
         best = found.max(dim=1, keepdim=True) if count == 1 else found.topk(count, dim=1)
         numbers.append(best.indices)
         scores.append(best.values)
@@ -74,7 +75,7 @@ class GroupedCentroids:
     def _best_of_one(self, vector: Tensor, probe: int, count: int) -> tuple[Tensor, Tensor]:
         """As ``best`` for one vector (1, dim): to bring its scores into tiles would cost more than the scores do."""
         groups = nearest_centroids(vector, self._centres, self._metric, min(probe, len(self._centres)))[0].tolist()
-        scores = torch.cat([torch.addmm(self._biases[g], vector, self._centroids[g].T) for g in groups], dim=1)
+        scores = torch.cat([product(vector, self._centroids[g], self._biases[g]) for g in groups], dim=1)
         members = torch.cat([self._members[group] for group in groups])
         columns, chosen = _largest(scores, min(count, len(members)))
         missing = (0, count - columns.size(1))
@@ -103,9 +104,9 @@ class GroupedCentroids:
         for group, own in enumerate(visits.split(groups.flatten().bincount(minlength=len(tiles.counts)).tolist())):
             if len(own):
                 rows = vectors.index_select(0, own.div(probe, rounding_mode="floor"))
-                found = torch.addmm(tiles.biases[group], rows, tiles.centroids[group].T)
+                found = product(rows, tiles.centroids[group], tiles.biases[group])
                 places = (begins[own][:, None] + tiles.columns[: found.size(1) // TILE]).flatten()
-                scores.index_copy_(0, places, found.view(-1, TILE))
+                scores.index_copy_(0, places, found.reshape(-1, TILE))
                 numbers.index_copy_(0, places, tiles.numbers[group].repeat(len(own)))
         scores = scores.view(len(vectors), -1)
         columns, chosen = _largest(scores, count)
@@ -121,7 +122,7 @@ class GroupedCentroids:
         counts = groups.bincount(minlength=len(self._centres)).tolist()
         for group, rows in enumerate(visits.split(counts)):
             if len(rows):
-                scores = torch.addmm(self._biases[group], vectors.index_select(0, rows), self._centroids[group].T)
+                scores = product(vectors.index_select(0, rows), self._centroids[group], self._biases[group])
                 scores, places = scores.max(dim=1)
                 better = scores > best[rows]
                 rows = rows[better]

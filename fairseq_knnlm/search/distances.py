@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..products import product
+
 
 def similarity_scale(metric: str, temperature: float) -> float:
     """What a distance is multiplied by before the softmax: -1/T for squared L2 distances, 1/T for inner products."""
@@ -48,13 +50,13 @@ def _square_norms(vectors: Tensor) -> Tensor:
 
 def inner_products(queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What ``block_distances`` returns for inner products."""
-    return torch.mm(queries * scale, keys.t()), torch.zeros_like(queries[:, 0])
+    return product(queries * scale, keys), torch.zeros_like(queries[:, 0])
 
 
 def l2_distances(queries: Tensor, keys: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What ``block_distances`` returns for squared L2 distances in single precision."""
     norms = torch.linalg.vector_norm(keys, dim=1).square_() * scale
-    partial = torch.addmm(norms, queries, keys.t(), alpha=-2.0 * scale)
+    partial = product(queries * (-2.0 * scale), keys, norms)
     return partial, torch.linalg.vector_norm(queries, dim=1).square_() * scale
 
 

@@ -40,18 +40,20 @@ class TargetRuns:
         self.ends = row_starts + run_ends[runs]
 
     def sums(self, block: Tensor) -> Tensor:
-        """The sum of each row's run: (r, m) -> (r,) double."""
+        """The sum of each row's run: (r, m) -> (r,) double. There may be a gap between two rows."""
         if block.device.type != "cpu":
             return self._gathered_sums(block, torch.zeros(len(block), dtype=torch.double, device=block.device))
         sums = np.zeros(len(block))
         if len(self.rows) == 0:
             return torch.from_numpy(sums)
         # from edge to edge: a run, what lies between two runs, a run, ...; for NumPy one pass over the block
+        gaps = self.rows * (block.stride(0) - block.size(1))  # before each row
         edges = np.empty(2 * len(self.rows), np.int64)
-        edges[::2], edges[1::2] = self.begins, self.ends
-        if edges[-1] == block.numel():
+        edges[::2], edges[1::2] = self.begins + gaps, self.ends + gaps
+        numbers = block.as_strided((block.stride(0) * (len(block) - 1) + block.size(1),), (1,)).numpy()
+        if edges[-1] == len(numbers):
             edges = edges[:-1]  # reduceat takes no edge there, and sums up to the end by itself
-        sums[self.rows] = np.add.reduceat(block.numpy().ravel(), edges)[::2]
+        sums[self.rows] = np.add.reduceat(numbers, edges)[::2]
         return torch.from_numpy(sums)
 
     def _gathered_sums(self, block: Tensor, sums: Tensor) -> Tensor:
