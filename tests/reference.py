@@ -2,6 +2,9 @@
 
 import numpy as np
 
+# How far log-probabilities of one LM may lie apart: matrix products by another library (products.py) end otherwise.
+# fairseq prints six decimals of a score, and four of the loss.
+SAME_SCORES = 5e-6
 ROWS = 256  # queries at once, so that their similarities to every key fit into memory
 
 

@@ -8,6 +8,7 @@ from knn_flags import flags, index
 
 from fairseq_knnlm.datastore.tuned import TunedValues, keep_tuned
 from fairseq_knnlm.errors import KnnlmError
+from fairseq_knnlm.index.list_files import LIST_SPREADS
 from fairseq_knnlm.memory.defaults import (
     choose_cache_values,
     choose_values,
@@ -40,8 +41,9 @@ def store(tmp_path) -> Store:
 
 def test_tuned_values_serve_a_preset_that_says_nothing_of_the_mixture(store, caplog):
     keep_tuned(store.folder, VALUES)
+    spreads = replace(index("IVF128,SQfp16"), files={LIST_SPREADS: "checksum"})
     with caplog.at_level("INFO"):
-        values = choose_values(flags(preset="fast"), [store], [index("IVF128,SQfp16")])
+        values = choose_values(flags(preset="fast"), [store], [spreads])
     assert (values.k, values.weights, values.temperatures) == (None, [0.31], [9.2])
     assert values.far == [64] and "(with nprobe 32 and far 0)" in caplog.text
 

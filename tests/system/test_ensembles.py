@@ -8,7 +8,7 @@ import torch
 from commands import eval_lm_here, knnlm, sentence_of
 from fairseq import checkpoint_utils
 from fairseq.sequence_scorer import SequenceScorer
-from reference import knn_probability, load, mixture
+from reference import SAME_SCORES, knn_probability, load, mixture
 
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.memory.opening import _number_of_owner
@@ -56,7 +56,7 @@ def test_without_flags_as_fairseq_averages(evaluate, corpus, both, adaptive_mode
     monkeypatch.setattr(checkpoint_utils, "load_model_ensemble_and_task", load_both)
     stock = evaluate(corpus, "both", stock=True)
     assert ours.loss == pytest.approx(stock.loss, abs=1e-6)
-    np.testing.assert_allclose(ours.scores, stock.scores, atol=2e-6)
+    np.testing.assert_allclose(ours.scores, stock.scores, atol=SAME_SCORES)
 
 
 def test_the_stock_scorer_is_back_afterwards(evaluate, corpus, both, adaptive_model):
@@ -66,7 +66,7 @@ def test_the_stock_scorer_is_back_afterwards(evaluate, corpus, both, adaptive_mo
     evaluate(corpus, both)
     assert eval_lm.checkpoint_utils is checkpoint_utils and eval_lm.SequenceScorer is SequenceScorer
     alone = evaluate(corpus, adaptive_model)
-    np.testing.assert_allclose(alone.scores, evaluate(corpus, adaptive_model, stock=True).scores, atol=2e-6)
+    np.testing.assert_allclose(alone.scores, evaluate(corpus, adaptive_model, stock=True).scores, atol=SAME_SCORES)
 
 
 @pytest.mark.parametrize("owner", [0, 1])
@@ -110,7 +110,7 @@ def test_threads_change_nothing(evaluate, corpus, both, threads):
 
 def test_same_model_twice_is_the_model(evaluate, corpus, plain_model):
     twice = evaluate(corpus, f"{plain_model}:{plain_model}")
-    np.testing.assert_allclose(twice.scores, evaluate(corpus, plain_model).scores, atol=2e-6)
+    np.testing.assert_allclose(twice.scores, evaluate(corpus, plain_model).scores, atol=SAME_SCORES)
 
 
 def test_refused(corpus, adaptive_model, plain_model, post_norm_model, both, dump, tmp_path):
