@@ -8,6 +8,7 @@ import contextlib
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -36,15 +37,15 @@ class Stopwatch:
         self.seconds = {"forward": 0.0, "dump": 0.0}
         self.dump = KeyDumper.dump
 
-    def __call__(self, dumper: KeyDumper, batches: list[dict], warm_up: list[dict]) -> None:
-        model = dumper._model
+    def __call__(self, dumper: KeyDumper, group: dict, done: Callable[[int], None]) -> None:
+        model, batches = dumper._entries._model, group["batches"]
 
         def forward(batch: dict) -> None:
             model(batch["net_input"]["src_tokens"], features_only=True)
 
         runs = {
             "forward": lambda: for_each_batch(model, forward, batches),
-            "dump": lambda: self.dump(dumper, batches, warm_up),
+            "dump": lambda: self.dump(dumper, group, done),
         }
         order = list(runs) if self.seen % 2 else list(reversed(runs))
         for name in order:

@@ -14,7 +14,10 @@ from .original import write_raw
 from .setting import Setting
 
 STOCK, BARE, ORIGINAL = "stock fairseq-eval-lm, bare LM", "ours, bare LM", "original, k = 1024"
-LISTS, LISTS_AVERAGED, FAR = ("16", "32", "128"), ("16",), "64"  # visited, and in the far field
+# visited, and in the far field: of the datastore, of its compact keys, and of half of these, averaged
+LISTS = (("32", "64"),)
+LISTS_COMPACT = (("16", "64"), ("32", "64"), ("128", "64"))
+LISTS_AVERAGED = (("10", "32"), ("16", "64"), ("64", "64"))
 
 
 @dataclass
@@ -33,13 +36,13 @@ def methods_of(setting: Setting) -> dict[str, Method]:
     found = {
         "k = 1024": Method(store, ["--knn-k", "1024"], infos[0]),
         "k = all, 32 lists": Method(store, ["--knn-k", "all", "--knn-nprobe", "32"], infos[0]),
-        f"k = all, 32 lists + {FAR} far": Method(store, ["--knn-k", "all"], infos[0]),
     }
-    compact, averaged = (f"k = all, {small.dim} x int8", f"k = all, half, averaged, {few.dim} x int8")
-    for name, own, info, lists in ((compact, small, infos[1], LISTS), (averaged, few, infos[2], LISTS_AVERAGED)):
-        for nprobe in lists:
-            flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", FAR]
-            found[f"{name}, {nprobe} lists + {FAR} far"] = Method(own, flags, info)
+    stores = (("k = all", store, LISTS), (f"k = all, {small.dim} x int8", small, LISTS_COMPACT),
+              (f"k = all, half, averaged, {few.dim} x int8", few, LISTS_AVERAGED))  # fmt: skip
+    for (name, own, lists), info in zip(stores, infos):
+        for nprobe, far in lists:
+            flags = ["--knn-k", "all", "--knn-nprobe", nprobe, "--knn-far", far]
+            found[f"{name}, {nprobe} lists + {far} far"] = Method(own, flags, info)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from stores import make_store
 
 from benchmarks import __main__ as benchmark
-from benchmarks import build, full_size, neighbors, original, profile, search
+from benchmarks import build, dump, full_size, neighbors, original, profile, search
 from fairseq_knnlm.datastore import Datastore
 from fairseq_knnlm.index import build_index, build_index_if_missing, index_file, list_indexes
 from fairseq_knnlm.memory import DatastoreMemory
@@ -126,3 +126,9 @@ def test_the_cost_of_a_table_of_neighbours():
     header, lines = neighbors.table(json.loads(json.dumps(result)))
     assert [len(line) for line in lines] == [len(header)] * 2
     assert lines[0][1] == "1,234" and lines[1][1] == "196,364 to 261,818"
+
+
+def test_a_dump_beside_the_forward_pass(corpus, adaptive_model):
+    """Of a text of one group, which is for warming up: it runs, and then says that there is nothing to time."""
+    with pytest.raises(SystemExit, match="train is too short to time a dump"):
+        dump.measure(corpus, adaptive_model, "train", 1)

@@ -103,18 +103,19 @@ class SortedLists:
 
     def runs_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of some lists, one after the other: values (runs,), how much each run counts (runs,), runs per list (m,)."""
-        wanted = numbers.tolist()
-        runs = self.run_starts[numbers + 1] - self.run_starts[numbers]
-        if not runs.sum():
-            return np.empty(0, self.value_dtype), np.empty(0, np.int64), runs
-        values = np.concatenate([self.run_values_of(number) for number in wanted])
-        if self.weights is not None:
-            return values, np.concatenate([self.run_counts_of(number) for number in wanted]), runs
-        ends = np.concatenate([self.run_ends_of(number) for number in wanted])
-        counts = np.diff(ends, prepend=0)
-        first = (np.cumsum(runs) - runs)[runs > 0]  # ends are counted from the beginning of each list
-        counts[first] = ends[first]
-        return values, counts, runs
+        runs, rows = _parts(self.run_starts, numbers)
+        sizes = self.file.starts[numbers + 1] - self.file.starts[numbers]
+        ends = self.run_ends[rows] + np.repeat(np.cumsum(sizes) - sizes, runs)  # counted through all of these lists
+        if self.weights is None or not len(rows):
+            return self.run_values[rows], np.diff(ends, prepend=0), runs
+        weights = self.weights[_parts(self.file.starts, numbers)[1]].astype(np.float64)
+        return self.run_values[rows], np.add.reduceat(weights, np.append(0, ends[:-1])), runs
+
+
+def _parts(starts: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of some lists (m,): how many rows each has (m,), and these rows, one list after the other."""
+    counts = starts[numbers + 1] - starts[numbers]
+    return counts, np.arange(counts.sum()) + np.repeat(starts[numbers] - (np.cumsum(counts) - counts), counts)
 
 
 def open_lists(datastore: Datastore, info: IndexInfo) -> SortedLists | None:
