@@ -60,13 +60,18 @@ class Stopwatch:
             raise Enough
 
 
-def measure(data: Path, path: Path, split: str, groups: int) -> dict:
-    """Tokens per second of each, and their ratio."""
+def measure(data: Path, path: Path, split: str, groups: int, **context: int) -> dict:
+    """Tokens per second of each, and their ratio.
+
+    Args:
+        context: tokens_per_sample and context_window, where they are not the usual ones
+    """
     watch = Stopwatch(groups)
     KeyDumper.dump = lambda *arguments: watch(*arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _, *words = eval_lm_command(data, path, "--gen-subset", split, "--knn-dump", f"{folder}/datastore")
+            dump = ["--gen-subset", split, "--knn-dump", f"{folder}/datastore"]
+            _, *words = eval_lm_command(data, path, *dump, **context)
             flags = [str(word) for word in words]
             cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_eval_lm_parser(), flags))
             with contextlib.suppress(Enough):

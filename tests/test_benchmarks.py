@@ -131,4 +131,4 @@ def test_the_cost_of_a_table_of_neighbours():
 def test_a_dump_beside_the_forward_pass(corpus, adaptive_model):
     """Of a text of one group, which is for warming up: it runs, and then says that there is nothing to time."""
     with pytest.raises(SystemExit, match="train is too short to time a dump"):
-        dump.measure(corpus, adaptive_model, "train", 1)
+        dump.measure(corpus, adaptive_model, "train", 1, tokens_per_sample=64, context_window=32)

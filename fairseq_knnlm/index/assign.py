@@ -11,7 +11,7 @@ import torch
 from ..datastore import Datastore
 from ..progress import progress
 from ..storage import system
-from ..storage.faults import write_failure
+from ..storage.faults import read_failure, write_failure
 from .info import has_flat_quantizer, quantizer_ivf
 from .kmeans import GroupedCentroids, nearest_centroids
 from .plan import GROUPS_FOR_ADDING
@@ -63,6 +63,27 @@ def find_lists(
             os.close(descriptor)
     except OSError as error:
         raise write_failure(error, path) from error
+
+
+class FoundLists:
+    """The list of every key, in the file that ``find_lists`` has written.
+
+    It is read where it is needed: what is mapped counts as memory once it has been touched, and all of it is.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._count = path.stat().st_size // 4
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Those of the keys from ``start`` to ``stop`` (not included): (stop - start,) int32."""
+        try:
+            return np.fromfile(self._path, np.int32, stop - start, offset=4 * start)
+        except OSError as error:
+            raise read_failure(error, self._path) from error
 
 
 def _sound_rows(descriptor: int, nlist: int) -> int:

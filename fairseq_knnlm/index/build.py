@@ -29,7 +29,7 @@ from ..storage import (
     write_record,
 )
 from ..storage.folders import clear_work_folder
-from .assign import find_lists
+from .assign import FoundLists, find_lists
 from .faiss_io import head_bytes, write_faiss
 from .info import (
     IMPORTED,
@@ -59,7 +59,7 @@ GROUPS_FOR_SEARCHING = 8
 FILLED_BY_FAISS = (faiss.IndexIVFFastScan, faiss.IndexIVFPQR)  # in ways of its own
 ADD_BLOCK = 1 << 16
 CHECKPOINT_SECONDS = 300
-BUILD_VERSION = 5  # of the steps below: a build that an older release began is not continued
+BUILD_VERSION = 6  # of the steps below: a build that an older release began is not continued
 
 # What a build writes; nothing else is ever removed.
 BUILD_RECORD, TRAINED, ADDED, LISTS = "build.json", "trained.faiss", "added.faiss", "lists.int32"
@@ -285,7 +285,7 @@ class _Build:
             written = self._write_elsewhere(self.datastore, ivf, self.metric, self.work, self._record["files"][TRAINED])
         else:
             find_lists(self.datastore, ivf, self.metric, self.work / LISTS, ADD_BLOCK, self.device)
-            lists = np.memmap(self.work / LISTS, np.int32, "r")
+            lists = FoundLists(self.work / LISTS)
             written = ListWriter(self.datastore, ivf, lists, self.work).write(self.work / INDEX_FILE)
         self.info.sha256, self.info.head_bytes = written
         self.info.lists, self.info.code_bytes = ivf.nlist, ivf.code_size

@@ -36,7 +36,7 @@ def record_dtype(code_bytes: int) -> np.dtype:
 
 
 def bucket_edges(starts: np.ndarray, row_bytes: int, bucket_bytes: int) -> np.ndarray:
-    """The first list of each bucket, and the end; a bucket ends with the list in which another 256 MB begin.
+    """The first list of each bucket, and the end; a bucket ends with the list in which another ``bucket_bytes`` begin.
 
     Args:
         starts: the first row of each list, and the end

@@ -2,7 +2,7 @@
 
 The list of every key is known, so the size of every list is, too, and with it the place of everything in the file:
 
-1. Consecutive lists make a *bucket* of some 256 MB. All keys are read once, in corpus order, and each goes with its id,
+1. Consecutive lists make a *bucket* of some 128 MB. All keys are read once, in corpus order, and each goes with its id,
    list and value to the place of its bucket in one partition file.
 2. Bucket by bucket, entries are sorted by list and value, and the lists are written one after the other. A piece is
    some buckets, after which a note is made; an interrupted build goes on from the last note.
@@ -25,13 +25,15 @@ from ..datastore.list_file import ID_BYTES
 from ..progress import progress
 from ..storage import read_json, system, write_json
 from ..storage.faults import read_failure, write_failure
+from .assign import FoundLists
 from .list_records import bucket_edges, encoder, interleave, make_records, record_dtype, sort_rows
 from .list_summary import ListSummary, join_sides
 
-BUCKET_BYTES = 1 << 28
-BUCKETS_PER_PIECE = 4
+BUCKET_BYTES = 1 << 27  # of entries that are sorted at once
+BUCKETS_PER_PIECE = 8
 BUFFER_BYTES = 1 << 26  # of rows that wait to be written to their buckets
 READ_ROWS = 1 << 16
+ROWS_PER_COUNT = 1 << 22  # whose lists are counted at once
 CHECKPOINT_ROWS = 1 << 22
 COPY_BYTES = 1 << 24
 PARTITION, PARTITIONED = "partition.tmp", "partitioned.json"
@@ -57,13 +59,12 @@ def index_head(ivf: faiss.IndexIVF, sizes: np.ndarray) -> bytes:
 class ListWriter:
     """Writes the lists of one index; the caller holds the lock of its work folder."""
 
-    def __init__(self, datastore: Datastore, ivf: faiss.IndexIVF, lists: np.ndarray, work: Path):
-        """lists: of every key, (entries,), best as a map of a file."""
+    def __init__(self, datastore: Datastore, ivf: faiss.IndexIVF, lists: FoundLists, work: Path):
         self._datastore, self._ivf, self._lists, self._work = datastore, ivf, lists, work
         self._record = record_dtype(ivf.code_size)
         sizes = np.zeros(ivf.nlist, np.int64)
-        for start in range(0, len(lists), 1 << 24):
-            sizes += np.bincount(lists[start : start + (1 << 24)], minlength=ivf.nlist)
+        for start in range(0, len(lists), ROWS_PER_COUNT):
+            sizes += np.bincount(lists.read(start, min(len(lists), start + ROWS_PER_COUNT)), minlength=ivf.nlist)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])  # first row of each list
         self._first_lists = bucket_edges(self.starts, self._record.itemsize, BUCKET_BYTES)
         self._bucket_of_list = np.repeat(np.arange(len(self._first_lists) - 1), np.diff(self._first_lists))
@@ -121,6 +122,7 @@ class ListWriter:
                     summary.add(int(self._first_lists[bucket]) - first, rows, starts)
                     append(interleave(rows, starts, self._ivf.code_size))
                     bar.update(len(rows))
+                    del rows  # before those of the next bucket are there
                 system.fsync(descriptor)
                 summary.write(self._work, piece)
                 write_json(note, {"pieces": piece + 1})
@@ -144,8 +146,8 @@ class ListWriter:
     def _fill_buckets(self, descriptor: int, done: int, note: Path) -> None:
         buckets = len(self._bucket_starts) - 1
         filled = np.zeros(buckets, np.int64)  # rows of each bucket that are on disk
-        for start in range(0, done, 1 << 24):
-            some = self._lists[start : min(done, start + (1 << 24))]
+        for start in range(0, done, ROWS_PER_COUNT):
+            some = self._lists.read(start, min(done, start + ROWS_PER_COUNT))
             filled += np.bincount(self._bucket_of_list[some], minlength=buckets)
         waiting: list[list[np.ndarray]] = [[] for _ in range(buckets)]
         waiting_rows, noted = 0, done
@@ -186,7 +188,7 @@ class ListWriter:
         encode_block = encoder(self._ivf, self._datastore)
         keys = self._datastore.stored_blocks(READ_ROWS, start)
         for block in keys:
-            lists = self._lists[start : start + len(block)]
+            lists = self._lists.read(start, start + len(block))
             yield make_records(self._datastore, start, block, lists, encode_block, self._record)
             start += len(block)
 
